@@ -1,0 +1,77 @@
+"""The key/value cache: it holds committed tokens only, and `commit` is the one function that writes it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+
+@struct.dataclass
+class KV:
+    """Keys and values of one layer; rows are cache rows (S), scratch rows (R) or new tokens (T)."""
+
+    k: Float[Array, "B G S K"]
+    v: Float[Array, "B G S K"]
+
+
+@struct.dataclass
+class Staged:
+    """What a forward pass would add to the cache: its rows are kept only if `commit` takes them."""
+
+    layers: list[KV]
+    positions: Int[Array, "B T"]
+
+
+@struct.dataclass
+class Cache:
+    """Committed keys and values: row s of sequence b is position s, for s < length[b].
+
+    `prefix` is static: attention reads rows 0..prefix-1 and no more, so the cost of a step follows the
+    bucket that covers the longest sequence, not the capacity. Every length must be ≤ prefix when read.
+    """
+
+    layers: list[KV]
+    length: Int[Array, " B"]
+    prefix: int = struct.field(pytree_node=False)
+
+    @property
+    def capacity(self) -> int:
+        return self.layers[0].k.shape[2]
+
+
+def empty_cache(layers: int, batch: int, kv_heads: int, capacity: int, head_width: int, dtype: Any) -> Cache:
+    """A cache of `capacity` rows a sequence, with nothing committed."""
+    shape = (batch, kv_heads, capacity, head_width)
+    kv = [KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers)]
+    return Cache(kv, jnp.zeros(batch, jnp.int32), capacity)
+
+
+def with_prefix(tree: Any, prefix: int) -> Any:
+    """The same state, with every cache in it read up to row `prefix` (at most its capacity)."""
+    is_cache = lambda x: isinstance(x, Cache)
+    resize = lambda x: x.replace(prefix=min(prefix, x.capacity)) if is_cache(x) else x
+    return jax.tree.map(resize, tree, is_leaf=is_cache)
+
+
+def commit(cache: Cache, staged: Staged, path: Int[Array, "B A"], count: Int[Array, " B"]) -> Cache:
+    """Appends rows path[b, :count[b]] of the staged block to sequence b, in place where donated.
+
+    Gathering the accepted path is the compaction: a rejected row is never written anywhere.
+    """
+    layers = [append_rows(kept, new, path, cache.length, count) for kept, new in zip(cache.layers, staged.layers, strict=True)]
+    return cache.replace(layers=layers, length=cache.length + count)
+
+
+def append_rows(kept: KV, new: KV, path: Int[Array, "B A"], start: Int[Array, " B"], count: Int[Array, " B"]) -> KV:
+    """One layer of `commit`: rows path[b, :count[b]] of `new` become rows start[b].. of `kept`."""
+
+    def one(kept, new, path, start, count):
+        rows = jnp.take(new, path, axis=1).astype(kept.dtype)
+        old = jax.lax.dynamic_slice_in_dim(kept, start, rows.shape[1], axis=1)
+        rows = jnp.where(jnp.arange(rows.shape[1])[:, None] < count, rows, old)
+        return jax.lax.dynamic_update_slice_in_dim(kept, rows, start, axis=1)
+
+    put = jax.vmap(one)
+    return KV(put(kept.k, new.k, path, start, count), put(kept.v, new.v, path, start, count))

@@ -1,0 +1,107 @@
+"""Every pytree that crosses a boundary, and the axis letters they are described with.
+
+B batch, T new tokens, S cache rows, R scratch rows, N tree nodes incl. root, I nodes with children,
+A = max depth + 1, E width, M taps, V vocabulary, H query heads, G kv heads, K head width.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from sdjax.core.cache import Cache
+from sdjax.core.sampling import Warp
+
+
+class Law(StrEnum):
+    """How a node's children were drawn; a rule states the laws for which it is lossless."""
+
+    ONE_HOT = "one-hot"  # argmax, top-k, lookup: siblings distinct, no randomness
+    IID = "iid"  # independent draws from q
+    WITHOUT_REPLACEMENT = "without-replacement"  # successive draws from q, earlier siblings excluded
+    MIXED = "mixed"  # first child drawn from q, its siblings fixed and excluded from q
+
+
+@struct.dataclass
+class Draft:
+    """A tree of guesses. Node 0 is the anchor; parent[i] < i; siblings stand in draw order.
+
+    An invalid node is simply absent (as are its descendants). `q` holds, for each node with children, the
+    warped law its children were drawn from; `q_row[i]` is node i's row in it, -1 at leaves. `max_depth` is static:
+    no node is deeper, whatever the batch holds.
+    """
+
+    tokens: Int[Array, "B N"]
+    parent: Int[Array, "B N"]
+    depth: Int[Array, "B N"]
+    valid: Bool[Array, "B N"]
+    q: Float[Array, "B I V"] | None = None
+    q_row: Int[Array, "B N"] | None = None
+    survival: Float[Array, "B N"] | None = None
+    law: Law = struct.field(pytree_node=False, default=Law.ONE_HOT)
+    max_depth: int = struct.field(pytree_node=False, default=0)
+
+
+@struct.dataclass
+class Verdict:
+    """What a rule decided: path[b, :accepted[b] + 1] are the nodes kept, root first; then `bonus` is emitted."""
+
+    path: Int[Array, "B A"]
+    accepted: Int[Array, " B"]
+    bonus: Int[Array, " B"]
+
+
+@struct.dataclass
+class Committed:
+    """Tokens that were just committed, with the target's true features; the first count[b] rows count.
+
+    `node` says which row of the pass that made them each token was (at prefill: its place in the chunk).
+    """
+
+    tokens: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    next_tokens: Int[Array, "B T"]
+    features: Float[Array, "B T M E"]
+    node: Int[Array, "B T"]
+    count: Int[Array, " B"]
+
+
+@struct.dataclass
+class Context:
+    """Everything a drafter or a rule may read. p is the anchor's position: tokens[b, :p[b] + 1] are committed."""
+
+    target_params: Any
+    cache: Cache
+    tokens: Int[Array, "B S"]
+    p: Int[Array, " B"]
+    seed: UInt[Array, " B"]
+    target: Any = struct.field(pytree_node=False)
+    warp: Warp = struct.field(pytree_node=False)
+
+    @property
+    def anchor(self) -> Int[Array, " B"]:
+        return jnp.take_along_axis(self.tokens, self.p[:, None], axis=1)[:, 0]
+
+
+@struct.dataclass
+class Records:
+    """What each verify step did, per sequence; row s is step s, and committed = 0 means it did not take part.
+
+    `proposed` counts drafted nodes, `reach` is the deepest of them; `node` holds the accepted path: the node at
+    each depth from 1, -1 where the path had ended.
+    """
+
+    proposed: Int[Array, "B R"]
+    reach: Int[Array, "B R"]
+    accepted: Int[Array, "B R"]
+    committed: Int[Array, "B R"]
+    verified: Int[Array, "B R"]
+    node: Int[Array, "B R D"]
+
+
+def rows(x: Array, index: Int[Array, "B T"]) -> Array:
+    """x[b, index[b, t]]: gathers along axis 1 of every sequence."""
+    return jax.vmap(lambda x, index: x[index])(x, index)

@@ -1,0 +1,92 @@
+"""One draft-verify step: propose, verify, judge, commit, observe. No host in it."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from sdjax.core.cache import commit
+from sdjax.core.types import Committed, Draft, Records, Verdict, rows
+from sdjax.decode.state import Loop, Params, State
+from sdjax.trees.tree import ancestor_mask, present
+
+
+def step(loop: Loop, params: Params, state: State) -> State:
+    """Every sequence that is not done commits at least one token."""
+    ctx = loop.context(params, state)
+    draft, scratch = loop.drafter.propose(ctx, params.drafter, state.drafter)
+    ancestors = ancestor_mask(draft.parent, draft.max_depth)
+    draft = draft.replace(valid=present(draft, ancestors))
+    out = loop.target.forward(
+        params.target,
+        loop.target.embed(params.target, draft.tokens),
+        state.p[:, None] + draft.depth,
+        state.cache,
+        ancestors,
+        taps=loop.drafter.taps,
+    )
+    verdict = loop.rule.judge(ctx, draft, loop.target.unembed(params.target, out.hidden))
+    emitted = emit(draft, verdict)
+    count, done = cut(loop, state, emitted, verdict.accepted + 1)
+    seen = Committed(
+        tokens=rows(draft.tokens, verdict.path),
+        positions=state.p[:, None] + jnp.arange(verdict.path.shape[1]),
+        next_tokens=emitted,
+        features=rows(out.features, verdict.path),
+        node=verdict.path,
+        count=count,
+    )
+    state = state.replace(
+        tokens=write(state.tokens, emitted, state.p + 1, count),
+        p=state.p + count,
+        done=done,
+        cache=commit(state.cache, out.staged, verdict.path, count),
+        records=record(state.records, state.step, draft, verdict, count),
+        step=state.step + 1,
+    )
+    observed = loop.drafter.observe(loop.context(params, state), params.drafter, state.drafter, seen, scratch)
+    return state.replace(drafter=observed)
+
+
+def emit(draft: Draft, verdict: Verdict) -> Int[Array, "B A"]:
+    """The accepted drafts and, behind them, the bonus: emitted[b, :accepted[b] + 1]."""
+    drafts = jnp.roll(rows(draft.tokens, verdict.path), -1, axis=1)
+    place = jnp.arange(drafts.shape[1])
+    return jnp.where(place == verdict.accepted[:, None], verdict.bonus[:, None], drafts)
+
+
+def cut(
+    loop: Loop, state: State, emitted: Int[Array, "B A"], count: Int[Array, " B"]
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """Ends a sequence at its first stop token (kept) or at its cap: how many are committed, and who is done."""
+    stops = loop.is_stop(emitted)
+    count = jnp.where(stops.any(1), jnp.minimum(count, stops.argmax(1) + 1), count)
+    count = jnp.where(state.done, 0, jnp.minimum(count, state.last - state.p))
+    stopped = (stops & (jnp.arange(emitted.shape[1]) < count[:, None])).any(1)
+    return count, state.done | stopped | (state.p + count >= state.last)
+
+
+def write(
+    tokens: Int[Array, "B S"], new: Int[Array, "B A"], start: Int[Array, " B"], count: Int[Array, " B"]
+) -> Int[Array, "B S"]:
+    """Puts new[b, :count[b]] at tokens[b, start[b]:]; what would fall outside is dropped."""
+    place = jnp.arange(new.shape[1])
+    at = jnp.where(place < count[:, None], start[:, None] + place, tokens.shape[1])
+    return tokens.at[jnp.arange(tokens.shape[0])[:, None], at].set(new, mode="drop")
+
+
+def record(records: Records, step: Int[Array, ""], draft: Draft, verdict: Verdict, count: Int[Array, " B"]) -> Records:
+    """Notes what this step did; zeros (and -1 for nodes) where a sequence took no part."""
+    active = count > 0
+    nodes = jnp.sum(draft.valid, 1)
+    on_path = active[:, None] & (jnp.arange(1, draft.max_depth + 1) <= verdict.accepted[:, None])
+    new = Records(
+        proposed=jnp.where(active, nodes - 1, 0),
+        reach=jnp.where(active, jnp.max(jnp.where(draft.valid, draft.depth, 0), 1), 0),
+        accepted=jnp.where(active, verdict.accepted, 0),
+        committed=count,
+        verified=jnp.where(active, nodes, 0),
+        node=jnp.where(on_path, verdict.path[:, 1:], -1),
+    )
+    put = lambda old, new: lax.dynamic_update_slice_in_dim(old, new[:, None], step, axis=1)
+    return jax.tree.map(put, records, new)

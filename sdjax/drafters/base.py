@@ -1,0 +1,53 @@
+"""What a drafter promises: a frozen, hashable dataclass of hyper-parameters with pure methods over pytrees."""
+
+from typing import Any, Protocol, Self
+
+from sdjax.core.types import Committed, Context, Draft
+from sdjax.targets.decoder import Decoder, Tap
+
+
+class Drafter(Protocol):
+    """Who guesses. The loop never knows which one runs; a new family is one file and one config.
+
+    Between two steps the state covers exactly positions 0..p-1, made from committed tokens and the target's
+    features alone. `propose` reads it, and returns a draft and its scratch; `observe` extends it.
+    """
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """Which of the target's states `observe` is fed with."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """The longest path a draft can hold."""
+        ...
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a draft, the anchor included."""
+        ...
+
+    def specs(self, target: Decoder) -> Any:
+        """The abstract parameter tree; ValueError where the drafter cannot serve this target."""
+        ...
+
+    def empty(self, target: Decoder, batch: int, capacity: int) -> Any:
+        """The state before the first token."""
+        ...
+
+    def observe(self, ctx: Context, params: Any, state: Any, seen: Committed, scratch: Any = None) -> Any:
+        """Takes in what was committed; rows from seen.count on must leave no trace. `ctx` is after the commit.
+
+        `scratch` is what the `propose` of this very step returned (None at prefill).
+        """
+        ...
+
+    def propose(self, ctx: Context, params: Any, state: Any) -> tuple[Draft, Any]:
+        """Guesses a tree below the anchor; changes nothing."""
+        ...
+
+    @classmethod
+    def tiny(cls, target: Decoder) -> Self:
+        """A small instance for the conformance suite."""
+        ...

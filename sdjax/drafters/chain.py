@@ -1,0 +1,66 @@
+"""Autoregressive drafting of a chain: what an independent model and a truncated target have in common."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from sdjax.core.cache import Cache, Staged
+from sdjax.core.sampling import Purpose, coin_key, draw, warp_logits
+from sdjax.core.types import Context, Draft, Law
+from sdjax.targets.decoder import Decoder
+from sdjax.trees.tree import Tree
+
+
+def draft_chain(model: Decoder, params: Any, cache: Cache, ctx: Context, length: int, sampled: bool) -> tuple[Draft, Staged]:
+    """Runs `model` from the anchor for `length` tokens (Leviathan et al. 2022, Alg. 1, first loop).
+
+    Each token is drawn from the model's law under the context's warp where `sampled`, else it is the argmax.
+    The scratch has a row for the anchor and each draft; that of the last draft, which was not run, is still empty.
+    """
+    sampled = sampled and not ctx.warp.greedy
+    choose = choose_sampled if sampled else choose_greedy
+
+    def one(carry: tuple[Array, Staged], i: Array):
+        token, scratch = carry
+        hidden, scratch = stage_token(model, params, cache, scratch, token, i)
+        token, q = choose(model.unembed(params, hidden), ctx, i + 1)
+        return (token, scratch), (token, q)
+
+    scratch = empty_scratch(cache, ctx.p, length + 1)
+    (_, scratch), (tokens, q) = lax.scan(one, (ctx.anchor, scratch), jnp.arange(length))
+    tokens = jnp.concatenate([ctx.anchor[:, None], tokens.T], 1)
+    law, q = (Law.IID, jnp.swapaxes(q, 0, 1)) if sampled else (Law.ONE_HOT, None)
+    return Tree.chain(length).draft(tokens, law, q), scratch
+
+
+def empty_scratch(cache: Cache, p: Int[Array, " B"], rows: int) -> Staged:
+    """Room for the keys and values of positions p .. p + rows - 1."""
+    layers = jax.tree.map(lambda x: jnp.zeros((*x.shape[:2], rows, x.shape[3]), x.dtype), cache.layers)
+    return Staged(layers, p[:, None] + jnp.arange(rows))
+
+
+def stage_token(
+    model: Decoder, params: Any, cache: Cache, scratch: Staged, token: Int[Array, " B"], i: Int[Array, ""] | int
+) -> tuple[Float[Array, "B E"], Staged]:
+    """Runs one token a sequence as row i of the scratch, seeing the rows before it: its hidden state, the scratch."""
+    rows = scratch.positions.shape[1]
+    mask = jnp.append(jnp.arange(rows) < i, True)[None, None]
+    position = lax.dynamic_slice_in_dim(scratch.positions, i, 1, axis=1)
+    out = model.forward(params, model.embed(params, token[:, None]), position, cache, mask, scratch=scratch)
+    put = lambda rows, new: lax.dynamic_update_slice_in_dim(rows, new.astype(rows.dtype), i, axis=2)
+    return out.hidden[:, 0], scratch.replace(layers=jax.tree.map(put, scratch.layers, out.staged.layers))
+
+
+def choose_greedy(logits: Float[Array, "B V"], ctx: Context, depth: Int[Array, ""]) -> tuple[Array, None]:
+    """The argmax; its law is one-hot and needs no row."""
+    return jnp.argmax(logits, -1).astype(jnp.int32), None
+
+
+def choose_sampled(logits: Float[Array, "B V"], ctx: Context, depth: Int[Array, ""]) -> tuple[Array, Array]:
+    """A draw from the warped law with the drafter's own coin, and that law."""
+    logits = warp_logits(logits, ctx.warp)
+    keys = jax.vmap(lambda seed, p: coin_key(seed, p, Purpose.DRAFT, depth))(ctx.seed, ctx.p)
+    return jax.vmap(draw)(logits, keys), jax.nn.softmax(logits)
