@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.cache import KV
+from sdjax.core.linear import einsum_f32
 
 NEVER = -1e30  # finite: a padding row that sees nothing stays finite instead of NaN
 
@@ -46,13 +47,13 @@ def attend(
     b, t, h, k = q.shape
     groups = cache.k.shape[1]
     q = q.reshape(b, t, groups, h // groups, k)
-    in_cache = jnp.einsum("btgmk,bgsk->bgmts", q, cache.k[:, :, :prefix], preferred_element_type=jnp.float32) * scale
-    in_block = jnp.einsum("btgmk,bguk->bgmtu", q, block.k, preferred_element_type=jnp.float32) * scale
+    in_cache = einsum_f32("btgmk,bgsk->bgmts", q, cache.k[:, :, :prefix]) * scale
+    in_block = einsum_f32("btgmk,bguk->bgmtu", q, block.k) * scale
     in_cache = jnp.where(seen[:, None, None], in_cache, NEVER)
     in_block = jnp.where(mask[:, None, None], in_block, NEVER)
     top = jnp.maximum(in_cache.max(-1, keepdims=True), in_block.max(-1, keepdims=True))
     in_cache, in_block = jnp.exp(in_cache - top), jnp.exp(in_block - top)
     total = in_cache.sum(-1) + in_block.sum(-1)
-    mix = jnp.einsum("bgmts,bgsk->btgmk", in_cache.astype(q.dtype), cache.v[:, :, :prefix], preferred_element_type=jnp.float32)
-    mix += jnp.einsum("bgmtu,bguk->btgmk", in_block.astype(q.dtype), block.v, preferred_element_type=jnp.float32)
+    mix = einsum_f32("bgmts,bgsk->btgmk", in_cache.astype(q.dtype), cache.v[:, :, :prefix])
+    mix += einsum_f32("bgmtu,bguk->btgmk", in_block.astype(q.dtype), block.v)
     return (mix / jnp.moveaxis(total, 3, 1)[..., None]).astype(q.dtype).reshape(b, t, h, k)

@@ -1,0 +1,25 @@
+"""Shared by all tests: float32 products, no deadline for the first (compiling) example, one tiny target."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.tiny import TARGET, target_params
+
+jax.config.update("jax_default_matmul_precision", "float32")
+settings.register_profile("sdjax", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sdjax")
+
+
+@pytest.fixture(scope="session")
+def target():
+    return TARGET
+
+
+@pytest.fixture(scope="session")
+def params():
+    return target_params()

@@ -1,0 +1,80 @@
+"""Drafters that exist to check the loop: one that knows the answer, one that knows nothing."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from sdjax.core.sampling import Purpose, coin_key
+from sdjax.core.types import Law, rows
+from sdjax.trees.tree import Tree
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Drafts what params["answer"][b] holds behind the anchor: everything must be accepted, up to `right` a step."""
+
+    length: int
+    right: int = 1 << 30
+    taps: ClassVar = ()
+
+    @property
+    def depth(self):
+        return self.length
+
+    @property
+    def nodes(self):
+        return self.length + 1
+
+    def specs(self, target):
+        return {}
+
+    def empty(self, target, batch, capacity):
+        return None
+
+    def observe(self, ctx, params, state, seen, scratch=None):
+        return None
+
+    def propose(self, ctx, params, state):
+        answer = params["answer"]
+        at = jnp.minimum(ctx.p[:, None] + jnp.arange(self.nodes), answer.shape[1] - 1)
+        wrong = jnp.arange(self.nodes) > self.right
+        tokens = (rows(answer, at) + wrong) % ctx.target.vocab
+        return Tree.chain(self.length).draft(tokens, Law.ONE_HOT), None
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Drafts a chain drawn uniformly from the vocabulary."""
+
+    length: int
+    taps: ClassVar = ()
+
+    @property
+    def depth(self):
+        return self.length
+
+    @property
+    def nodes(self):
+        return self.length + 1
+
+    def specs(self, target):
+        return {}
+
+    def empty(self, target, batch, capacity):
+        return None
+
+    def observe(self, ctx, params, state, seen, scratch=None):
+        return None
+
+    def propose(self, ctx, params, state):
+        vocab = ctx.target.vocab
+
+        def one(seed, p, depth):
+            return jax.random.randint(coin_key(seed, p, Purpose.DRAFT, depth), (), 0, vocab)
+
+        depths = jnp.arange(1, self.nodes)
+        drafts = jax.vmap(jax.vmap(one, (None, None, 0)), (0, 0, None))(ctx.seed, ctx.p, depths)
+        q = jnp.full((ctx.p.shape[0], self.length, vocab), 1 / vocab)
+        return Tree.chain(self.length).draft(jnp.concatenate([ctx.anchor[:, None], drafts], 1), Law.IID, q), None
