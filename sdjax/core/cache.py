@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 
@@ -55,23 +56,34 @@ def with_prefix(tree: Any, prefix: int) -> Any:
     return jax.tree.map(resize, tree, is_leaf=is_cache)
 
 
+def known_after(value: Int[Array, "..."], event: Array) -> Int[Array, "..."]:
+    """`value`, by arithmetic that the compiler cannot finish before `event` is computed (barriers do not last)."""
+    return jnp.minimum(value, value + jnp.isnan(event))
+
+
 def commit(cache: Cache, staged: Staged, path: Int[Array, "B A"], count: Int[Array, " B"]) -> Cache:
     """Appends rows path[b, :count[b]] of the staged block to sequence b, in place where donated.
 
-    Gathering the accepted path is the compaction: a rejected row is never written anywhere.
+    The first staged row must stand at position length[b] where count[b] > 0. Gathering the accepted path is the
+    compaction: a rejected row is never written anywhere.
     """
-    layers = [append_rows(kept, new, path, cache.length, count) for kept, new in zip(cache.layers, staged.layers, strict=True)]
+    start = staged.positions[:, 0]
+    layers = [append_rows(kept, new, path, start, count) for kept, new in zip(cache.layers, staged.layers, strict=True)]
     return cache.replace(layers=layers, length=cache.length + count)
 
 
 def append_rows(kept: KV, new: KV, path: Int[Array, "B A"], start: Int[Array, " B"], count: Int[Array, " B"]) -> KV:
     """One layer of `commit`: rows path[b, :count[b]] of `new` become rows start[b].. of `kept`."""
 
-    def one(kept, new, path, start, count):
+    def accepted(kept: Array, new: Array, path: Array, start: Array, count: Array) -> Array:
+        """The rows that will stand at start..: the accepted, and behind them what stood there."""
         rows = jnp.take(new, path, axis=1).astype(kept.dtype)
-        old = jax.lax.dynamic_slice_in_dim(kept, start, rows.shape[1], axis=1)
-        rows = jnp.where(jnp.arange(rows.shape[1])[:, None] < count, rows, old)
-        return jax.lax.dynamic_update_slice_in_dim(kept, rows, start, axis=1)
+        old = lax.dynamic_slice_in_dim(kept, start, rows.shape[1], axis=1)
+        return jnp.where(jnp.arange(rows.shape[1])[:, None] < count, rows, old)
 
-    put = jax.vmap(one)
-    return KV(put(kept.k, new.k, path, start, count), put(kept.v, new.v, path, start, count))
+    def put(kept: Array, new: Array) -> Array:
+        # Fused with its own read of the cache, the write would not be in place.
+        rows = lax.optimization_barrier(jax.vmap(accepted)(kept, new, path, start, count))
+        return jax.vmap(lambda kept, rows, start: lax.dynamic_update_slice_in_dim(kept, rows, start, axis=1))(kept, rows, start)
+
+    return KV(put(kept.k, new.k), put(kept.v, new.v))

@@ -1,14 +1,33 @@
 """Matrix products: the one with weights, and contractions whose result is float32."""
 
+import math
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 
 def linear(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
-    """x Wᵀ (+ bias), weights stored [out, in]."""
-    y = jnp.einsum("...i,oi->...o", x, w)
+    """x Wᵀ (+ bias), weights stored [out, in]: the product that is fastest on the platform at hand."""
+    y = lax.platform_dependent(x, w, cpu=feature_major, default=row_major)
     return y if bias is None else y + bias
+
+
+def row_major(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
+    """x Wᵀ as it stands."""
+    return jnp.einsum("...i,oi->...o", x, w)
+
+
+def feature_major(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
+    """(W xᵀ)ᵀ: XLA's CPU product reads its left operand in place, but packs the right one anew at every call.
+
+    The barriers keep the simplifier from turning this back into x Wᵀ. One row is a matrix-vector product.
+    """
+    *batch, width = x.shape
+    if math.prod(batch) == 1:
+        return (w @ x.reshape(width)).reshape(*batch, -1)
+    columns = lax.optimization_barrier(x.reshape(-1, width).T)
+    return lax.optimization_barrier(w @ columns).T.reshape(*batch, -1)
 
 
 def einsum_f32(equation: str, a: Array, b: Array) -> Array:

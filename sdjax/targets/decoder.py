@@ -14,7 +14,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.attention import attend, block_mask, cache_mask
-from sdjax.core.cache import KV, Cache, Staged, empty_cache
+from sdjax.core.cache import KV, Cache, Staged, empty_cache, known_after
 from sdjax.core.linear import linear
 from sdjax.core.spec import Spec, normal, ones, zeros
 from sdjax.targets.rope import Rope, rotate
@@ -149,6 +149,9 @@ class Decoder:
             states[i] = x
         hidden = rms_norm(x, params["norm"], self.norm_eps)
         states["final"] = hidden
+        # Commits of these rows wait for every read of the cache: were they free to run earlier, XLA would copy the
+        # whole cache for the reads that are still to come.
+        positions = known_after(positions, hidden[:, :1, 0])
         return Forward(hidden, stack_taps(states, taps, x), Staged(staged, positions))
 
     def block(

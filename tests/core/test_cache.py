@@ -34,7 +34,7 @@ def unjitted_commit(kept, new, path, start, count):
 def test_commit_appends_the_path_and_touches_nothing_else(path, start, count):
     kept, new = random_kv(0, S), random_kv(1, T)
     cache = Cache([kept], jnp.array(start, jnp.int32), S)
-    out = commit(cache, Staged([new], jnp.zeros((B, T), jnp.int32)), jnp.array(path), jnp.array(count))
+    out = commit(cache, Staged([new], jnp.array(start)[:, None] + jnp.arange(T)), jnp.array(path), jnp.array(count))
     np.testing.assert_array_equal(out.layers[0].k, unjitted_commit(kept.k, new.k, path, start, count))
     np.testing.assert_array_equal(out.layers[0].v, unjitted_commit(kept.v, new.v, path, start, count))
     np.testing.assert_array_equal(out.length, np.array(start) + count)
