@@ -43,17 +43,33 @@ def attend(
 
     `cache` may be longer than `seen`: its first S rows are read. `block` is scratch rows, then the new tokens.
     """
-    prefix = seen.shape[-1]
-    b, t, h, k = q.shape
-    groups = cache.k.shape[1]
-    q = q.reshape(b, t, groups, h // groups, k)
-    in_cache = einsum_f32("btgmk,bgsk->bgmts", q, cache.k[:, :, :prefix]) * scale
-    in_block = einsum_f32("btgmk,bguk->bgmtu", q, block.k) * scale
-    in_cache = jnp.where(seen[:, None, None], in_cache, NEVER)
-    in_block = jnp.where(mask[:, None, None], in_block, NEVER)
+    t, groups, prefix = q.shape[1], cache.k.shape[1], seen.shape[-1]
+    shared = q.shape[2] // groups
+    q = fold_heads(q * scale, groups)
+    in_cache = einsum_f32("bgnk,bgsk->bgns", q, cache.k[:, :, :prefix])
+    in_block = einsum_f32("bgnk,bguk->bgnu", q, block.k)
+    in_cache = jnp.where(every_head(seen, shared), in_cache, NEVER)
+    in_block = jnp.where(every_head(mask, shared), in_block, NEVER)
     top = jnp.maximum(in_cache.max(-1, keepdims=True), in_block.max(-1, keepdims=True))
     in_cache, in_block = jnp.exp(in_cache - top), jnp.exp(in_block - top)
-    total = in_cache.sum(-1) + in_block.sum(-1)
-    mix = einsum_f32("bgmts,bgsk->btgmk", in_cache.astype(q.dtype), cache.v[:, :, :prefix])
-    mix += einsum_f32("bgmtu,bguk->btgmk", in_block.astype(q.dtype), block.v)
-    return (mix / jnp.moveaxis(total, 3, 1)[..., None]).astype(q.dtype).reshape(b, t, h, k)
+    total = in_cache.sum(-1, keepdims=True) + in_block.sum(-1, keepdims=True)
+    mix = einsum_f32("bgns,bgsk->bgnk", in_cache.astype(q.dtype), cache.v[:, :, :prefix])
+    mix += einsum_f32("bgnu,bguk->bgnk", in_block.astype(q.dtype), block.v)
+    return unfold_heads((mix / total).astype(q.dtype), t)
+
+
+def fold_heads(q: Float[Array, "B T H K"], groups: int) -> Float[Array, "B G n K"]:
+    """The queries that share a kv head side by side, n = H/G · T: both products are then plain batched matrices."""
+    b, t, h, k = q.shape
+    return q.reshape(b, t, groups, h // groups, k).transpose(0, 2, 3, 1, 4).reshape(b, groups, -1, k)
+
+
+def unfold_heads(x: Float[Array, "B G n K"], t: int) -> Float[Array, "B T H K"]:
+    """The inverse of `fold_heads`."""
+    b, groups, n, k = x.shape
+    return x.reshape(b, groups, n // t, t, k).transpose(0, 3, 1, 2, 4).reshape(b, t, -1, k)
+
+
+def every_head(mask: Bool[Array, "b t S"], heads: int) -> Bool[Array, "b 1 n S"]:
+    """A mask of t queries for n = heads · t folded ones; t = 1 stands for all queries and stays."""
+    return (mask if mask.shape[1] == 1 else jnp.tile(mask, (1, heads, 1)))[:, None]
