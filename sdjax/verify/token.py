@@ -7,7 +7,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.types import Context, Draft, Law, Verdict
-from sdjax.verify.base import Case, judge_by_coins
+from sdjax.verify.base import Case, WarpedRows, judge_by_coins, next_child
+from sdjax.verify.proposal import drawn_law, drawn_odds, rest_at
 
 
 @struct.dataclass
@@ -25,23 +26,27 @@ class Trial:
 
 @dataclass(frozen=True)
 class TokenRejection:
-    """Accept draft x with probability min(1, p(x) / q(x)); at the first refusal emit from norm((p - q)+)."""
+    """Accept draft x with probability min(1, p(x) / q(x)); at the first refusal emit from norm((p - q)+).
 
-    laws: ClassVar[frozenset[Law]] = frozenset({Law.ONE_HOT, Law.IID, Law.WITHOUT_REPLACEMENT})
+    Lossless for every law: the single child of a chain is drawn from q, or fixed.
+    """
+
+    laws: ClassVar[frozenset[Law]] = frozenset(Law)
     chains_only: ClassVar[bool] = True
+    lossless: ClassVar[bool] = True
+    by_numbers: ClassVar[bool] = False
+    greedy: ClassVar[bool] = False
 
     def start(self, xp: Any, case: Case) -> Trial:
         return self.at(xp, case, xp.int32(0))
 
     def at(self, xp: Any, case: Case, node: Any) -> Trial:
         """The trial that stands at `node`: done where no child is left to test."""
-        size = case.tokens.shape[0]
-        child = xp.minimum(node + 1, size - 1)
-        return Trial(node, xp.bool_(False), (node + 1 == size) | ~case.valid[child])
+        return Trial(node, xp.bool_(False), ~next_child(xp, case, node, node)[1])
 
     def odds(self, xp: Any, case: Case, trial: Trial) -> tuple[Any, Any]:
         token = case.tokens[trial.node + 1]
-        return case.p[trial.node, token], draft_law(xp, case, trial.node)[token]
+        return case.p[trial.node, token], drawn_odds(xp, rest_at(case, trial.node), token)
 
     def toss(self, xp: Any, case: Case, trial: Trial, heads: Any) -> Trial:
         ahead = self.at(xp, case, trial.node + 1)
@@ -49,19 +54,10 @@ class TokenRejection:
 
     def residual(self, xp: Any, case: Case, trial: Trial) -> Any:
         """(p - q)+ after a refusal, p where every draft was accepted."""
-        p = case.p[trial.node]
-        left = xp.maximum(p - draft_law(xp, case, trial.node), 0)
+        p, token = case.p[trial.node], case.tokens[xp.minimum(trial.node + 1, case.tokens.shape[0] - 1)]
+        left = xp.maximum(p - drawn_law(xp, p, rest_at(case, trial.node), token), 0)
         # A refusal with nothing left is rounding (p = q): p itself is then the law.
-        return xp.where(trial.rejected & (left.sum() > 0), left, p)
+        return xp.where(trial.rejected & (left.sum(0) > 0), left, p)
 
     def judge(self, ctx: Context, draft: Draft, logits: Float[Array, "B N V"]) -> Verdict:
-        return judge_by_coins(self, ctx, draft, logits)
-
-
-def draft_law(xp: Any, case: Case, node: Any) -> Any:
-    """The law of the draft after `node` on a chain: q's row, or a point mass on the draft where there is no q."""
-    size = case.tokens.shape[0]
-    if case.q is None:
-        token = case.tokens[xp.minimum(node + 1, size - 1)]
-        return (xp.arange(case.p.shape[-1]) == token).astype(case.p.dtype)
-    return case.q[case.q_row[node]]
+        return judge_by_coins(self, ctx, draft, WarpedRows(logits, ctx.warp))

@@ -32,6 +32,7 @@ class Walk:
 
     laws: ClassVar[frozenset[Law]] = frozenset(Law)
     chains_only: ClassVar[bool] = False
+    lossless: ClassVar[bool] = True
 
     def start(self, xp: Any) -> Stroll:
         return Stroll(xp.int32(0), xp.int32(0), xp.bool_(False))
