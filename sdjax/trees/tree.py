@@ -91,6 +91,14 @@ class Tree:
         return tuple(node for node in range(self.nodes) if self.children[node])
 
     @cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes of every depth from 0: children stand parent by parent, in rank order."""
+        levels: list[tuple[int, ...]] = [(0,)]
+        while below := tuple(child for node in levels[-1] for child in self.children[node]):
+            levels.append(below)
+        return tuple(levels)
+
+    @cached_property
     def ancestors(self) -> np.ndarray:
         """bool[N, N]: row i marks node i and the path above it."""
         seen = np.eye(self.nodes, dtype=bool)
