@@ -50,7 +50,9 @@ def loop_of(drafter: Any, temperature: float, rule: Any = None, **changes: Any) 
     return replace(loop, **changes)
 
 
-def decode(drafter: Any, temperature: float, rule: Any = None, prompts=PROMPTS, seeds=SEEDS, params=None, **options) -> Generation:
+def decode(
+    drafter: Any, temperature: float, rule: Any = None, prompts=PROMPTS, seeds=SEEDS, params=None, **options
+) -> Generation:
     """Generates with random weights; what is not named is as in every other test."""
     params = Params(target_params(), drafter_params(drafter) if params is None else params)
     return generate(loop_of(drafter, temperature, rule), params, prompts, NEW, seeds=seeds, **options)

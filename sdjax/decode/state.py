@@ -1,6 +1,6 @@
 """The state that a decode loop carries, and the static description of the loop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ class Loop:
     target: Decoder
     drafter: Drafter
     rule: Rule
-    warp: Warp = Warp()
+    warp: Warp = field(default_factory=Warp)
     stop: tuple[int, ...] = ()
     chunk: int = 128
 

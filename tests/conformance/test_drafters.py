@@ -24,7 +24,9 @@ def drafter_classes():
                 yield cls
 
 
-every_drafter = pytest.mark.parametrize("drafter", [cls.tiny(TARGET) for cls in drafter_classes()], ids=lambda d: type(d).__name__)
+every_drafter = pytest.mark.parametrize(
+    "drafter", [cls.tiny(TARGET) for cls in drafter_classes()], ids=lambda d: type(d).__name__
+)
 at_both_temperatures = pytest.mark.parametrize("temperature", [0.0, 1.0])
 CAPACITY = 256
 

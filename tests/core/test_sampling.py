@@ -33,7 +33,9 @@ def reference(logits, warp):
     return law()
 
 
-@given(logits, st.sampled_from([0.5, 1.0, 1.7]), st.integers(0, V + 2), st.floats(0.02, 0.999), st.sampled_from([0.0, 0.07, 0.6]))
+@given(
+    logits, st.sampled_from([0.5, 1.0, 1.7]), st.integers(0, V + 2), st.floats(0.02, 0.999), st.sampled_from([0.0, 0.07, 0.6])
+)
 def test_warp_equals_its_definition(logits, temperature, top_k, top_p, min_p):
     p = reference(logits, Warp(temperature, top_k))
     masses = np.array([p[p > x].sum() for x in p])

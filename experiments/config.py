@@ -1,0 +1,109 @@
+"""Configs: frozen dataclasses, made by plain Python files, any field of which the command line can change."""
+
+import argparse
+import difflib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from experiments.launch import ROOT
+from sdjax.study.compare import Decoding
+from sdjax.study.methods import Method, Sampling
+from sdjax.study.prompts import Prompts
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The model that is accelerated."""
+
+    name: str = "smollm2-135m"
+    """A known name, a GGUF file, a folder in Hugging Face layout, or a Hub id."""
+    dtype: str = "float32"
+    """float32 (where equality is promised) or bfloat16."""
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """One comparison of methods on the same prompts."""
+
+    name: str
+    """The run's folder is runs/NAME; a run that was stopped goes on there."""
+    methods: dict[str, Method]
+    """What is compared, by name. The first is plain decoding, the baseline."""
+    prompts: Prompts = Prompts()
+    rule: Sampling = Sampling()
+    target: TargetConfig = TargetConfig()
+    decode: Decoding = Decoding()
+    runs: str = "runs"
+    """Where run folders are."""
+    stream: bool = False
+    """Prints each answer as it comes (batches of one). Clocks then include what the terminal costs."""
+
+    def __post_init__(self):
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"name is {self.name!r}; it names a folder, so it must not be empty, hidden or hold a slash")
+        if self.stream and self.decode.batch != 1:
+            raise ValueError(f"stream shows one answer at a time, but decode.batch is {self.decode.batch}; set it to 1")
+
+
+def parse(arguments: Sequence[str], program: str, folder: str) -> Any:
+    """The config of `--config FILE`, with the rest of the command line applied to it.
+
+    Leaves (SystemExit 2) for an option that no field has, naming the nearest; ValueError for an unknown file.
+    """
+    first = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    given, rest = first.parse_known_args(arguments)
+    if given.config is None:
+        raise ValueError(f"give --config FILE; these are here:\n{catalogue(folder)}\n(with --config, --help lists every field)")
+    module = load_file(find_config(given.config))
+    return tyro.cli(
+        DecodeConfig,
+        default=module.get_config(),
+        args=rest,
+        prog=f"{program} --config {given.config}",
+        description=module.__doc__,
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+
+
+def find_config(name: str) -> Path:
+    """The file, from here or from the repository's root; ValueError suggesting the nearest one that exists."""
+    for path in (Path(name), ROOT / name):
+        if path.is_file():
+            return path
+    known = [str(path.relative_to(ROOT)) for path in config_files("")]
+    near = difflib.get_close_matches(name, known, 1, 0.3)
+    raise ValueError(f"--config: there is no file {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def config_files(folder: str) -> list[Path]:
+    return sorted(path for path in (ROOT / "configs" / folder).rglob("*.py") if path.name != "__init__.py")
+
+
+def catalogue(folder: str) -> str:
+    """Every config with the first line of its docstring."""
+    lines = [
+        (path.relative_to(ROOT), path.read_text(encoding="utf-8").lstrip('"').partition("\n")[0])
+        for path in config_files(folder)
+    ]
+    return "\n".join(f"  {path}  {title}" for path, title in lines)
+
+
+def load_file(path: Path) -> Any:
+    """A config file as a module."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--config: {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"--config: {path} has no get_config()")
+    return module

@@ -1,0 +1,67 @@
+"""What every launcher does first and notes down: the compilation cache, and what ran where."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("sdjax", "jax", "jaxlib", "libtpu", "numpy", "scipy", "flax", "tokenizers", "gguf")
+
+
+def use_compilation_cache() -> Path | None:
+    """Compiled programs are kept between runs, in $SDJAX_CACHE or the user's cache folder; SDJAX_CACHE= (empty): nowhere."""
+    given = os.environ.get("SDJAX_CACHE")
+    if given == "":
+        return None
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = (Path(given).expanduser() if given else user / "sdjax") / "compiled"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+def launch_identity() -> dict[str, Any]:
+    """When, what and where: for the results' sake, since figures move with each of these."""
+    config: Any = jax.config
+    devices = jax.devices()
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "git": git_commit(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := package_version(name))},
+        "device": {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)},
+        "host": {"machine": platform.machine(), "system": platform.system(), "cores": os.cpu_count()},
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "matmul_precision": config.jax_default_matmul_precision,
+    }
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str | None:
+    """The commit that runs, marked "+changes" if files differ from it; None outside a repository."""
+    try:
+        commit = git("rev-parse", "HEAD")
+        return commit + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

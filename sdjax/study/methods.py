@@ -1,0 +1,118 @@
+"""What is compared: named methods (a drafter and a rule), and the laws that they sample from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import sdjax
+from sdjax.core.sampling import Warp
+from sdjax.decode.state import Loop, Params
+from sdjax.targets.load import Model
+from sdjax.verify.walk import Walk
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of decoding: who guesses and who judges."""
+
+    drafter: Any
+    """Who guesses."""
+    rule: Any = Walk()
+    """Who judges."""
+    weights: str = ""
+    """Name or path of an independent draft model (it gives the drafter its shape, too); empty: the drafter has no weights."""
+    greedy: bool = True
+    """Whether it also runs at temperature 0, where a sampled draft is the argmax like any other."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target's law is sampled, by every method alike; several temperatures are several comparisons."""
+
+    temperature: tuple[float, ...] = (0.0,)
+    """0 is argmax."""
+    top_k: int = 0
+    """Only the k likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Only the smallest set of tokens with this mass; 1: all."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the likeliest one's probability; 0: all."""
+
+    def warps(self) -> tuple[Warp, ...]:
+        """One law a temperature; ValueError for a setting out of range."""
+        if not self.temperature or len(set(self.temperature)) < len(self.temperature):
+            raise ValueError(f"rule.temperature is {self.temperature}; give one temperature or several different ones")
+        return tuple(Warp(t, self.top_k, self.top_p, self.min_p) for t in self.temperature)
+
+
+class Promise(StrEnum):
+    """What of plain decoding's output a method keeps."""
+
+    TOKENS = "tokens"
+    LAW = "law"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method at one temperature, ready to run."""
+
+    name: str
+    loop: Loop
+    params: Params
+
+    @property
+    def warp(self) -> Warp:
+        return self.loop.warp
+
+    @property
+    def key(self) -> tuple[str, float]:
+        return self.name, self.warp.temperature
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} T={self.warp.temperature:g}"
+
+    @property
+    def promise(self) -> Promise:
+        """The very tokens, by rules that follow the target's own choices; else their law, if the rule is lossless."""
+        rule = self.loop.rule
+        if not rule.lossless:
+            return Promise.NOTHING
+        return Promise.TOKENS if self.warp.greedy or isinstance(rule, Walk) else Promise.LAW
+
+
+def arms(methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk: int) -> list[list[Arm]]:
+    """For each temperature the arms to compare, the baseline first. ValueError where the first method drafts anything."""
+    if not methods:
+        raise ValueError("methods is empty; the first must be plain decoding (NoDraft), the baseline of the others")
+    first, baseline = next(iter(methods.items()))
+    if baseline.drafter.nodes != 1 or not baseline.greedy:
+        raise ValueError(
+            f"the first method, {first!r}, is the baseline of every speed-up and equality: it must be plain decoding (NoDraft)"
+        )
+    ready = {name: with_weights(name, method, model) for name, method in methods.items()}
+
+    def arm(name: str, warp: Warp) -> Arm:
+        drafter, params = ready[name]
+        return Arm(name, Loop(model.target, drafter, methods[name].rule, warp, model.tokenizer.stops, chunk), params)
+
+    takes_part = lambda name, warp: methods[name].greedy or not warp.greedy
+    return [[arm(name, warp) for name in methods if takes_part(name, warp)] for warp in sampling.warps()]
+
+
+def with_weights(name: str, method: Method, model: Model) -> tuple[Any, Params]:
+    """The drafter and both models' weights; an independent draft model is loaded here."""
+    if not method.weights:
+        if method.drafter.specs(model.target):
+            raise ValueError(f"method {name!r} needs weights; give methods.{name}.weights a model's name or path")
+        return method.drafter, Params(model.params, {})
+    draft = sdjax.load(method.weights, model.target.dtype)
+    try:
+        drafter = replace(method.drafter, model=draft.target)
+    except TypeError as error:
+        raise ValueError(
+            f"method {name!r}: {type(method.drafter).__name__} takes no draft model; leave weights empty"
+        ) from error
+    return drafter, Params(model.params, draft.params)

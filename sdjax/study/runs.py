@@ -1,0 +1,152 @@
+"""A run's folder: its resolved config, one line of results a (method, temperature, prompt, turn), its summary.
+
+A run that was stopped goes on where it was: a half-written last line is dropped and its result made again.
+"""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdjax.core.metrics import Steps
+
+COLUMNS = {"l": "proposed", "reach": "reach", "a": "accepted", "e": "committed", "n": "verified"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one method made of one prompt. Seconds are the prompt's equal share of its batch's."""
+
+    method: str
+    temperature: float
+    prompt: str
+    turn: int
+    category: str
+    seed: int
+    prompt_tokens: list[int]
+    tokens: list[int]
+    steps: Steps
+    prefill_seconds: float
+    decode_seconds: float
+    text: str
+
+    @property
+    def arm(self) -> tuple[str, float]:
+        return self.method, self.temperature
+
+    @property
+    def item(self) -> tuple[str, int]:
+        return self.prompt, self.turn
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that decoding made; the first came with prefill."""
+        return len(self.tokens) - 1
+
+    def to_json(self) -> dict[str, Any]:
+        steps = {short: getattr(self.steps, name).tolist() for short, name in COLUMNS.items()}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"steps": steps}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> "Record":
+        steps = Steps(**{name: np.array(row["steps"][short], int) for short, name in COLUMNS.items()})
+        return cls(**(row | {"steps": steps}))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run; `open_run` makes or resumes it."""
+
+    path: Path
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results.jsonl"
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Adds whole lines in one write, and waits until they are on the disk."""
+        lines = "".join(json.dumps(record.to_json(), ensure_ascii=False) + "\n" for record in records)
+        with self.results.open("ab", buffering=0) as file:
+            file.write(lines.encode())
+            os.fsync(file.fileno())
+
+    def read(self) -> list[Record]:
+        """All results so far; cuts a half-written last line off the file."""
+        if not self.results.exists():
+            return []
+        content = self.results.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self.results, len(whole))
+        return [self.parse(line, number) for number, line in enumerate(whole.splitlines(), 1)]
+
+    def parse(self, line: bytes, number: int) -> Record:
+        try:
+            return Record.from_json(json.loads(line))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{self.results}, line {number} is damaged ({error!r}); remove the line to redo it") from error
+
+    def write(self, name: str, value: Any) -> None:
+        """Writes a JSON file: never seen half-written."""
+        write_json(self.path / name, value)
+
+    def load(self, name: str, default: Any) -> Any:
+        """What `write` wrote, or the default."""
+        path = self.path / name
+        return json.loads(path.read_text()) if path.exists() else default
+
+
+def open_run(path: Path, resolved: dict[str, Any]) -> RunFolder:
+    """The folder of the run with this resolved config; ValueError naming what differs if it is another run's."""
+    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path)
+    resolved = json.loads(json.dumps(resolved))
+    known = folder.load("config.json", None)
+    if known is None and folder.results.exists():
+        raise ValueError(f"{path} holds results, but no config.json that says of what; take another name or remove the folder")
+    if known is not None and known != resolved:
+        changes = "; ".join(differences(known, resolved))
+        raise ValueError(f"{path} holds a run of another config ({changes}); take another --name, or remove the folder")
+    folder.write("config.json", resolved)
+    return folder
+
+
+def differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
+    """Every field in which two resolved configs differ: "rule.top_k was 0, is 5"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from differences(old.get(key), new.get(key), f"{at}.{key}" if at else key)
+    elif old != new:
+        yield f"{at} was {json.dumps(old)}, is {json.dumps(new)}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes under a temporary name, then renames."""
+    hidden = path.with_name(f".{path.name}.part")
+    hidden.write_text(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    hidden.replace(path)
+
+
+def finite(value: Any) -> Any:
+    """The same data with null for NaN and infinities, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain_data(value: Any) -> Any:
+    """A config as JSON data: dataclasses with the name of their class, so that nothing that matters is lost."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: plain_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"class": type(value).__name__} | fields
+    if isinstance(value, dict):
+        return {str(key): plain_data(part) for key, part in value.items()}
+    return [plain_data(part) for part in value] if isinstance(value, (list, tuple)) else value

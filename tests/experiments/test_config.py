@@ -1,0 +1,99 @@
+"""Configs: files, overrides, and what a wrong one is told."""
+
+import pytest
+
+from experiments.config import config_files, find_config, load_file, parse
+from experiments.decode import main
+from sdjax.study.methods import Method, Sampling, arms
+from sdjax.study.prompts import Prompts
+from tests.experiments.tiny_model import config, model
+
+DEMO = "configs/decode/smollm2_humaneval.py"
+
+
+def parsed(*options):
+    return parse(["--config", DEMO, *options], "decode", "decode")
+
+
+def test_every_field_can_be_overridden():
+    changed = parsed(
+        *"--rule.temperature 0.7 --methods.lookup.drafter.length 9 --prompts.text hi --decode.max-new 5 --stream".split()
+    )
+    assert changed.rule.temperature == (0.7,)
+    assert changed.methods["lookup"].drafter.length == 9
+    assert (changed.prompts.text, changed.decode.max_new, changed.stream) == (("hi",), 5, True)
+    assert changed.methods["plain"] == parsed().methods["plain"]
+
+
+@pytest.mark.parametrize(
+    "wrong, near",
+    [("--rule.temprature", "--rule.temperature"), ("--methods.lokup.drafter.length", "--methods.lookup.drafter.length")],
+)
+def test_an_unknown_key_names_the_nearest(wrong, near, capsys):
+    with pytest.raises(SystemExit) as left:
+        parsed(wrong, "1")
+    assert left.value.code == 2
+    assert near in capsys.readouterr().err
+
+
+def test_an_unknown_file_names_the_nearest(capsys):
+    assert main(["--config", "configs/decode/smollm_humaneval.py"]) == 2
+    assert f"did you mean '{DEMO}'" in capsys.readouterr().err
+
+
+def test_no_file_lists_them_all(capsys):
+    assert main([]) == 2
+    assert DEMO in capsys.readouterr().err
+
+
+def test_a_config_without_get_config_is_refused(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ValueError, match="has no get_config"):
+        load_file(find_config(str(tmp_path / "empty.py")))
+
+
+@pytest.mark.parametrize("path", config_files("decode"), ids=lambda path: path.stem)
+def test_every_config_says_its_command(path):
+    module = load_file(path)
+    assert f"--config configs/decode/{path.name}" in module.__doc__
+    assert module.get_config().name == path.stem
+
+
+def test_a_missing_prompt_file_is_explained(capsys):
+    assert main(["--config", "configs/decode/spec_bench.py", "--prompts.file", "nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl is not there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changes, words", [({"name": "a/b"}, "slash"), ({"name": ""}, "empty")])
+def test_bad_names_are_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("options", [["--rule.temperature", "-1"], ["--rule.top-p", "0"], ["--decode.batch", "0"]])
+def test_values_out_of_range_are_refused(options, capsys):
+    try:
+        assert main(["--config", DEMO, "--prompts.text", "hi", "--target.name", "nothing", *options]) == 2
+    except SystemExit as left:
+        assert left.code == 2
+    assert capsys.readouterr().err
+
+
+def test_temperatures_must_differ():
+    with pytest.raises(ValueError, match="several different ones"):
+        Sampling(temperature=(1.0, 1.0)).warps()
+
+
+def test_the_first_method_must_be_plain(tmp_path):
+    methods = dict(reversed(config(tmp_path).methods.items()))
+    with pytest.raises(ValueError, match="'sampled', is the baseline"):
+        arms(methods, Sampling(), model(), 16)
+
+
+def test_weights_for_a_drafter_that_takes_none(tmp_path):
+    with pytest.raises(ValueError, match="unknown model"):
+        arms({"plain": Method(config(tmp_path).methods["plain"].drafter, weights="nothing")}, Sampling(), model(), 16)
+
+
+def test_prompts_is_frozen():
+    assert hash(Prompts()) == hash(Prompts())

@@ -1,0 +1,160 @@
+"""From records to figures, and the equality check with planted faults."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from sdjax.core.metrics import Steps
+from sdjax.study.equality import NEAR_TIE, Mismatch, choice_scores, first_difference, mismatches, next_logits
+from sdjax.study.methods import arms
+from sdjax.study.report import plain, show, speed, summarise
+from sdjax.study.runs import RunFolder
+from sdjax.study.timing import Costs, Shapes, measure, no_compilation, shapes_of, warm_up
+from tests.experiments.tiny_model import config, model
+
+
+@pytest.fixture(scope="module")
+def decoded(finished):
+    """The arms of a comparison and its records."""
+    folder, _ = finished
+    settings = config(folder)
+    groups = arms(settings.methods, settings.rule, model(), settings.decode.chunk)
+    return groups, RunFolder(folder / "tiny").read()
+
+
+def planted(records, arm, position, token=None):
+    """The records with one token of one of the arm's outputs changed, or the output cut there."""
+    at = next(i for i, record in enumerate(records) if record.arm == arm.key)
+    tokens = list(records[at].tokens)
+    tokens = tokens[:position] if token is None else [*tokens[:position], token, *tokens[position + 1 :]]
+    return [*records[:at], replace(records[at], tokens=tokens), *records[at + 1 :]]
+
+
+def test_nothing_differs(decoded):
+    assert mismatches(*decoded) == []
+
+
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("position", [0, 1, 7])
+def test_a_planted_mismatch_is_found(decoded, group, position):
+    """Its gap is that between plain decoding's choice and the planted token, in plain decoding's own scores."""
+    groups, records = decoded
+    lookup = groups[group][1]
+    right = next(record for record in records if record.arm == lookup.key).tokens[position]
+    (fault,) = mismatches(groups, planted(records, lookup, position, (right + 1) % 29))
+    assert (fault.method, fault.temperature, fault.prompt) == (*lookup.key, "text/0")
+    assert (fault.position, fault.expected, fault.found) == (position, right, (right + 1) % 29)
+    assert fault.gap > NEAR_TIE and fault.fails and "FAILURE" in str(fault)
+
+
+def test_plain_decoding_chose_the_best_score(decoded):
+    """The scores that gaps are measured in are those that plain decoding takes the argmax of."""
+    groups, records = decoded
+    for baseline, *_ in groups:
+        record = next(record for record in records if record.arm == baseline.key)
+        for position in (0, 3, 11):
+            context = [*record.prompt_tokens, *record.tokens[:position]]
+            scores = choice_scores(next_logits(baseline, context), baseline.warp, record.seed, len(context))
+            assert scores.argmax() == record.tokens[position]
+
+
+def test_an_output_cut_short_fails(decoded):
+    groups, records = decoded
+    (fault,) = mismatches(groups, planted(records, groups[0][1], 5))
+    assert (fault.position, fault.found, fault.gap) == (5, None, float("inf")) and fault.fails
+
+
+def test_a_near_tie_is_counted_not_failed(decoded):
+    groups, records = decoded
+    fault = Mismatch("lookup", 0.0, "text/0", 0, 3, 1, 2, NEAR_TIE / 2)
+    assert not fault.fails
+    lookup = summarise(groups, records, {}, [fault])[1]
+    assert str(lookup.equality) == "2/3, 1 near-tie"
+    assert replace(fault, gap=float("nan")).fails
+
+
+def test_rejection_promises_the_law_alone(decoded):
+    groups, records = decoded
+    sampled = groups[1][2]
+    assert mismatches(groups, planted(records, sampled, 0)) == []
+    assert str(summarise(groups, records, {}, [])[-1].equality) == "in law"
+
+
+def test_first_difference():
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+def test_speed_is_the_ratio_of_sums(decoded):
+    """Twice as fast on a long prompt, half as fast on a short one: the long one weighs more."""
+    _, records = decoded
+    baseline = [replace(r, decode_seconds=s) for r, s in zip(records[:2], (10.0, 1.0), strict=True)]
+    baseline = [
+        replace(r, prompt=f"p{i}", tokens=list(range(n))) for i, (r, n) in enumerate(zip(baseline, (101, 11), strict=True))
+    ]
+    method = [replace(r, decode_seconds=s) for r, s in zip(baseline, (5.0, 2.0), strict=True)]
+    found = speed(method, baseline)
+    assert found.speedup == pytest.approx(11 / 7)
+    assert found.tokens_per_second == pytest.approx(110 / 7)
+    assert found.low == pytest.approx(0.5) and found.high == pytest.approx(2)
+
+
+def test_figures_and_table(decoded):
+    groups, records = decoded
+    steps = Steps(*(np.array(x) for x in ([3, 3], [3, 3], [3, 0], [4, 1], [4, 4])))
+    records = [replace(r, steps=steps) if r.method == "lookup" else r for r in records]
+    rows = summarise(groups, records, {"lookup T=0": Costs(0.1, 1.2, 0.2)}, [])
+    assert rows[1].acceptance.tau == 2.5 and rows[1].predicted == pytest.approx(2.5 / 1.5)
+    assert np.isnan(rows[0].predicted)
+    printed = io.StringIO()
+    show(Console(file=printed, width=300), rows)
+    assert "2.50" in printed.getvalue() and "1.67" in printed.getvalue() and "3/3" in printed.getvalue()
+    terminal = io.StringIO()
+    show(Console(file=terminal, width=300, force_terminal=True), rows)
+    assert "┃" in terminal.getvalue()
+
+
+def test_plain_lines_are_aligned():
+    text = plain("title", [{"a": "1", "bb": "x"}, {"a": "100", "bb": "y"}])
+    assert text == "\ntitle\na    bb\n1    x\n100  y"
+
+
+def test_a_lossy_rule_promises_nothing(decoded):
+    groups, records = decoded
+    baseline, lookup = groups[0]
+
+    class Lossy(type(lookup.loop.rule)):
+        lossless = False
+
+    lossy = replace(lookup, loop=replace(lookup.loop, rule=Lossy()))
+    changed = planted(records, lookup, 0, 3)
+    assert mismatches([[baseline, lossy]], changed) == []
+    assert str(summarise([[baseline, lossy]], changed, {}, [])[1].equality) == "lossy"
+
+
+def test_costs_are_measured_behind_a_prompt(decoded):
+    """A random machine's figures are not known, but they are finite, positive, and plain decoding's parts fill its step."""
+    arms = decoded[0][0]
+    costs = measure(arms, [[1, 2, 3]], 256, 12)
+    assert costs.keys() == {"plain T=0", "lookup T=0"}
+    plain_step = costs["plain T=0"]
+    assert plain_step.draft > 0 and plain_step.verify > 0
+    assert plain_step.draft + plain_step.verify + plain_step.overhead == pytest.approx(1)
+
+
+def test_warm_up_covers_what_decoding_meets():
+    """Every prefix that `generate` can take, for each number of rows, and no compilation inside the clock."""
+    short, long = shapes_of([[[0] * 100], [[0] * 200, [0] * 300]], 1024, 100)
+    assert (short.batch, short.prefill_prefixes, short.run_prefixes) == (1, {256}, {256})
+    assert (long.batch, long.prefill_prefixes, long.run_prefixes) == (2, {512}, {512})
+    assert shapes_of([[[0] * 200]], 1024, 600)[0].run_prefixes == {512, 1024}
+    assert shapes_of([[[0] * 200]], 700, 600)[0].run_prefixes == {512, 700}
+
+
+def test_a_compilation_inside_the_clock_is_an_error(decoded):
+    arm = decoded[0][0][0]
+    with pytest.raises(RuntimeError, match="while the clock ran"), no_compilation("here"):
+        warm_up(arm, Shapes(3, 256, 5, frozenset({256}), frozenset()))
