@@ -1,5 +1,7 @@
 """What decoding promises to its caller: equality, stops, caps, batches, and errors before anything compiles."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +92,7 @@ def test_watching_in_rounds_changes_nothing_and_shows_growing_text():
     seen = []
     out = decode(NGram(), 0.0, max_rounds=3, watch=seen.append)
     assert out.tokens == plain(0.0) and seen[-1] == out.tokens
-    for early, late in zip(seen, seen[1:], strict=False):
+    for early, late in pairwise(seen):
         assert all(b[: len(a)] == a for a, b in zip(early, late, strict=True))
 
 
