@@ -3,7 +3,7 @@
 Everything is measured in one run, interleaved, medians quoted; float32, batch 1. The last line is one JSON object:
 
 read_bandwidth_fraction   weight bytes / time of a plain step, over the bandwidth of a large reduction
-t4_over_t1 (t8, t16)      a step that verifies 4 (8, 16) tokens, over a plain one; the plain one counts as at least
+t4_over_t1 (5, 8, 12, 16)  a step that verifies 4 (…) tokens, over a plain one; the plain one counts as at least
                           weight bytes / (0.65 × bandwidth), so a faster plain step does not worsen the ratio
 overhead_fraction         what a step of plain decoding spends outside the target's forward pass
 compile_s                 compiling prefill and decode loop of one bucket, no persistent cache
@@ -39,7 +39,7 @@ from sdjax.verify.walk import Walk
 FILLED = 192  # committed rows when timing starts
 ROUNDS = 10
 REPEATS = 9
-WIDTHS = (4, 8, 16)
+WIDTHS = (4, 5, 8, 12, 16)
 
 
 @dataclass
