@@ -51,7 +51,7 @@ def initialise(specs: Any, key: jax.Array) -> Any:
     """Draws every leaf with its own key; call it under `jit` with `out_shardings` to build sharded."""
     leaves, treedef = jax.tree.flatten(specs)
     keys = jax.random.split(key, max(len(leaves), 1))
-    return treedef.unflatten([s.init(k, s.shape, s.dtype) for s, k in zip(leaves, keys, strict=False)])
+    return jax.tree.unflatten(treedef, [s.init(k, s.shape, s.dtype) for s, k in zip(leaves, keys, strict=False)])
 
 
 def abstract(specs: Any) -> Any:

@@ -11,7 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.types import Context, Draft, Law, Verdict
-from sdjax.verify.base import Case, WarpedRows, branch, judge_by_coins, repeat
+from sdjax.verify.base import Case, WarpedRows, branch, judge_by_coins, put, repeat
 from sdjax.verify.proposal import drawn_law
 
 
@@ -19,13 +19,16 @@ from sdjax.verify.proposal import drawn_law
 class Level:
     """A prefix of the best path: one of the nodes that carry it, and all of them (`same`).
 
-    `lower` is the q-mass of all paths below this prefix in the order, `mass` that of the prefix itself.
+    `lower` is the q-mass of all paths below this prefix in the order, `mass` that of the prefix itself. Of the next
+    token x: `upto` is the q-mass of the tokens up to x in the order, `law` the unnormalised law of the best path's.
     """
 
     node: Int[Array, ""]
     same: Bool[Array, " N"]
     lower: Float[Array, ""]
     mass: Float[Array, ""]
+    upto: Float[Array, " V"]
+    law: Float[Array, " V"]
 
 
 @struct.dataclass
@@ -65,18 +68,33 @@ class BestPath:
 
     def start(self, xp: Any, case: Case) -> Trial:
         one = xp.ones_like(case.p[0, 0])
-        root = Level(xp.int32(0), xp.arange(case.tokens.shape[0]) == 0, 0 * one, one)
+        root = self.level(xp, case, xp.int32(0), xp.arange(case.tokens.shape[0]) == 0, 0 * one, one)
         return self.ahead(xp, case, root, one, root, one, xp.int32(0))
+
+    def level(self, xp: Any, case: Case, node: Any, same: Any, lower: Any, mass: Any) -> Level:
+        """Sorts the tokens behind `node` by ascending p/q, ties by id, and finds the law of the best path's next."""
+        p, q = case.p[node], case.q[case.q_row[node]]
+        order = xp.argsort(xp.where(q > 0, p / xp.where(q > 0, q, 1), 0), stable=True)
+        upto = put(xp, xp.zeros_like(q), order, xp.cumsum(q[order]))
+        return Level(node, same, lower, mass, upto, self.law_of_best(xp, case, q, upto, lower, mass))
+
+    def law_of_best(self, xp: Any, case: Case, q: Any, upto: Any, lower: Any, mass: Any) -> Any:
+        """a^K - b^K, as (a - b)·Σ a^j b^(K-1-j): nothing cancels where the prefix is unlikely."""
+        a, b = lower + mass * upto, lower + mass * (upto - q)
+        count = self.paths(case)
+        add = lambda state: (state[0] + 1, state[1] * b + state[2], state[2] * a)
+        state = (xp.int32(0), xp.zeros_like(q), xp.ones_like(q))
+        return q * repeat(xp, lambda state: state[0] < count, add, state)[1]
 
     def ahead(self, xp: Any, case: Case, kept: Level, scale: Any, tested: Level, weight: Any, depth: Any) -> Trial:
         """The trial whose next test is that of the best path's next prefix; done where some path has ended."""
-        q, upto, before = self.order(xp, case, tested.node)
         here = case.valid & tested.same[case.parent] & (case.depth == depth + 1)
-        place = xp.where(here, upto[case.tokens], -1)
-        node = place.argmax().astype(xp.int32)
+        node = xp.where(here, tested.upto[case.tokens], -1).argmax().astype(xp.int32)
         token = case.tokens[node]
-        law = drawn_law(xp, q, self.law_of_best(xp, case, tested, q, upto, before), token)
-        level = Level(node, here & (case.tokens == token), tested.lower + tested.mass * before[token], tested.mass * q[token])
+        q = case.q[case.q_row[tested.node]][token]
+        lower = tested.lower + tested.mass * (tested.upto[token] - q)
+        level = self.level(xp, case, node, here & (case.tokens == token), lower, tested.mass * q)
+        law = drawn_law(xp, tested.law, tested.law, token)
         weight = xp.minimum(1, weight * case.p[tested.node, token] / law[token])
         return Trial(kept, scale, level, weight, depth + 1, ~self.complete(xp, case, depth + 1))
 
@@ -90,27 +108,10 @@ class BestPath:
     def paths(self, case: Case) -> Any:
         return ((case.depth == 1) & case.valid).sum()
 
-    def order(self, xp: Any, case: Case, node: Any) -> tuple[Any, Any, Any]:
-        """q's row behind `node`, and for each token the mass up to it and before it, by ascending p/q, ties by id."""
-        p, q = case.p[node], case.q[case.q_row[node]]
-        sort = xp.argsort(xp.where(q > 0, p / xp.where(q > 0, q, 1), 0), stable=True)
-        back = xp.argsort(sort, stable=True)
-        upto = xp.cumsum(q[sort])
-        return q, upto[back], (upto - q[sort])[back]
-
-    def law_of_best(self, xp: Any, case: Case, level: Level, q: Any, upto: Any, before: Any) -> Any:
-        """The law of the best path's next token [V], unnormalised: a^K - b^K as (a - b)·Σ a^j b^(K-1-j)."""
-        a, b = level.lower + level.mass * upto, level.lower + level.mass * before
-        count = self.paths(case)
-        add = lambda state: (state[0] + 1, state[1] * b + state[2], state[2] * a)
-        state = (xp.int32(0), xp.zeros_like(q), xp.ones_like(q))
-        return q * repeat(xp, lambda state: state[0] < count, add, state)[1]
-
     def excess(self, xp: Any, case: Case, level: Level, weight: Any, depth: Any) -> tuple[Any, Any]:
         """(P p - law of the best)+ behind a prefix [V], and whether every path goes on there."""
-        q, upto, before = self.order(xp, case, level.node)
-        law = self.law_of_best(xp, case, level, q, upto, before)
-        law = law / xp.where(law.sum(0) > 0, law.sum(0), 1)
+        total = level.law.sum(0)
+        law = level.law / xp.where(total > 0, total, 1)
         return xp.maximum(weight * case.p[level.node] - law, 0), self.complete(xp, case, depth + 1)
 
     def odds(self, xp: Any, case: Case, trial: Trial) -> tuple[Any, Any]:

@@ -19,15 +19,15 @@ from sdjax.verify.proposal import drawn_law, drawn_odds, rest_at, rest_without
 class Trial:
     """`node`, at `depth`, is under test: every draft below it was refused.
 
-    For the nodes at depths 0..depth on the way to it: `weight` [A] is w; `left` [A, V] is w times what is left of p;
-    `rest` [A, V] is what is left of q.
+    Per node [N]: `entry` is its w when it was reached, `weight` its w now, `scale` what its refusal left its parent's
+    law multiplied by. No row of V is kept: `left_at` makes a node's law again from these.
     """
 
     node: Int[Array, ""]
     depth: Int[Array, ""]
-    weight: Float[Array, " A"]
-    left: Float[Array, "A V"]
-    rest: Float[Array, "A V"] | None
+    entry: Float[Array, " N"]
+    weight: Float[Array, " N"]
+    scale: Float[Array, " N"]
     done: Bool[Array, ""]
 
     @property
@@ -52,35 +52,43 @@ class Traversal:
 
     def start(self, xp: Any, case: Case) -> Trial:
         """Stands at the first leaf."""
-        p, levels = case.p[0], case.max_depth + 1
-        pile = lambda row: xp.zeros((levels, *row.shape), row.dtype)
-        rest = rest_at(case, 0)
-        trial = Trial(
-            node=xp.int32(0),
-            depth=xp.int32(0),
-            weight=xp.ones((levels, *p.shape[1:]), p.dtype),
-            left=put(xp, pile(p), 0, p),
-            rest=None if rest is None else put(xp, pile(rest), 0, rest),
-            done=xp.bool_(False),
-        )
-        return self.down(xp, case, trial, xp.int32(0))
+        one = xp.ones_like(case.p[0, 0])
+        blank = xp.ones((case.tokens.shape[0], *one.shape), one.dtype)
+        root = Trial(xp.int32(0), xp.int32(0), blank, blank, blank, xp.bool_(False))
+        return self.down(xp, case, root, xp.int32(0))
+
+    def left_at(self, xp: Any, case: Case, trial: Trial, node: Any, upto: Any) -> tuple[Any, Any]:
+        """w times what is left of p at `node` [V, ...], and of q, its children up to index `upto` having been refused."""
+
+        def refuse(state: tuple) -> tuple:
+            left, rest, after = state
+            child, _ = next_child(xp, case, node, after)
+            token = case.tokens[child]
+            left = xp.maximum(left - drawn_law(xp, left, rest, token), 0) * trial.scale[child]
+            return left, rest_without(xp, case, rest, token), child
+
+        def goes_on(state: tuple) -> Any:
+            child, found = next_child(xp, case, node, state[2])
+            return found & (child <= upto)
+
+        begin = (trial.entry[node] * case.p[node], rest_at(case, node), xp.int32(0) * node)
+        left, rest, _ = repeat(xp, goes_on, refuse, begin)
+        return left, rest
 
     def down(self, xp: Any, case: Case, trial: Trial, after: Any) -> Trial:
         """From `trial.node` to the first leaf below its children behind index `after`; stays where there is none."""
 
         def step(state: tuple) -> tuple:
             trial, after = state
-            child, depth = next_child(xp, case, trial.node, after)[0], trial.depth + 1
+            child, _ = next_child(xp, case, trial.node, after)
             token = case.tokens[child]
-            rest = None if trial.rest is None else trial.rest[trial.depth]
-            w = xp.minimum(1, trial.left[trial.depth, token] / drawn_odds(xp, rest, token))
-            below = Trial(
+            left, rest = self.left_at(xp, case, trial, trial.node, after)
+            w = xp.minimum(1, left[token] / drawn_odds(xp, rest, token))
+            below = trial.replace(
                 node=child,
-                depth=depth,
-                weight=put(xp, trial.weight, depth, w),
-                left=put(xp, trial.left, depth, w * case.p[child]),
-                rest=None if rest is None else put(xp, trial.rest, depth, rest_at(case, child)),
-                done=xp.bool_(False),
+                depth=trial.depth + 1,
+                entry=put(xp, trial.entry, child, w),
+                weight=put(xp, trial.weight, child, w),
             )
             return below, child
 
@@ -89,33 +97,37 @@ class Traversal:
         return trial.replace(done=trial.node == 0)
 
     def odds(self, xp: Any, case: Case, trial: Trial) -> tuple[Any, Any]:
-        return trial.weight[trial.depth], 1
+        return trial.weight[trial.node], 1
 
     def toss(self, xp: Any, case: Case, trial: Trial, heads: Any) -> Trial:
         return branch(xp, heads, lambda: trial.replace(done=xp.bool_(True)), lambda: self.refused(xp, case, trial))
 
     def refused(self, xp: Any, case: Case, trial: Trial) -> Trial:
         """Back to the parent, updated, and down to the next leaf below it."""
-        token, up = case.tokens[trial.node], trial.depth - 1
-        w, left = trial.weight[up], trial.left[up]
-        rest = None if trial.rest is None else trial.rest[up]
-        excess = xp.maximum(left - drawn_law(xp, left, rest, token), 0)
-        total = excess.sum(0)
+        node, up = trial.node, case.parent[trial.node]
+        left, rest = self.left_at(xp, case, trial, up, node - 1)
+        total = xp.maximum(left - drawn_law(xp, left, rest, case.tokens[node]), 0).sum(0)
+        weight, scale = self.updated(xp, total, trial.weight[up])
+        parent = trial.replace(
+            node=up,
+            depth=trial.depth - 1,
+            weight=put(xp, trial.weight, up, weight),
+            scale=put(xp, trial.scale, node, scale),
+        )
+        return self.down(xp, case, parent, node)
+
+    def updated(self, xp: Any, total: Any, w: Any) -> tuple[Any, Any]:
+        """A parent's new w, and what A is multiplied by to be w·p again, from ΣA and the old w."""
         bound = total + 1 - w
-        # 0/0: p = d, so that the refusal is one of rounding: the parent stays as it was.
+        # 0/0 means that p = d, so that the refusal was one of rounding: w stays.
         fine = bound > 0
         scale = 1 / xp.where(fine, bound, 1)
-        parent = trial.replace(
-            node=case.parent[trial.node],
-            depth=up,
-            weight=put(xp, trial.weight, up, xp.where(fine, total * scale, w)),
-            left=put(xp, trial.left, up, xp.where(fine, excess * scale, left)),
-            rest=None if rest is None else put(xp, trial.rest, up, rest_without(xp, case, rest, token)),
-        )
-        return self.down(xp, case, parent, trial.node)
+        return xp.where(fine, total * scale, w), scale
 
     def residual(self, xp: Any, case: Case, trial: Trial) -> Any:
-        return trial.left[trial.depth]
+        """What is left of p at the accepted node; p itself where rounding left nothing."""
+        left, _ = self.left_at(xp, case, trial, trial.node, case.tokens.shape[0])
+        return xp.where(left.sum(0) > 0, left, case.p[trial.node])
 
     def judge(self, ctx: Context, draft: Draft, logits: Float[Array, "B N V"]) -> Verdict:
         return judge_by_coins(self, ctx, draft, WarpedRows(logits, ctx.warp))

@@ -10,6 +10,7 @@ from rich.console import Console
 from experiments.decode import decode
 from sdjax.core.metrics import Steps
 from sdjax.study.compare import Decoding
+from sdjax.study.methods import Sampling
 from sdjax.study.prompts import Prompts, load_prompts
 from sdjax.study.runs import Record, open_run, plain_data
 from tests.experiments.tiny_model import config, model, run

@@ -174,21 +174,27 @@ class UnscaledResidual(BlockVerification):
 
 
 class WrongTraversal(Traversal):
-    """What follows a refusal, written out so that a part of it can be wrong."""
+    """What a refusal does, written out so that a part of it can be wrong."""
+
+    def left_at(self, xp, case, trial, node, upto):
+        left, rest = trial.entry[node] * case.p[node], rest_at(case, node)
+        for child in range(node + 1, min(upto + 1, len(case.tokens))):
+            if case.parent[child] == node:
+                token = case.tokens[child]
+                left = np.maximum(left - self.law(rest, token), 0) * trial.scale[child]
+                rest = rest_without(xp, case, rest, token)
+        return left, rest
 
     def refused(self, xp, case, trial):
-        token, up = case.tokens[trial.node], trial.depth - 1
-        w, left, rest = trial.weight[up], trial.left[up], trial.rest[up]
+        node, up = trial.node, case.parent[trial.node]
+        token = case.tokens[node]
+        left, rest = self.left_at(xp, case, trial, up, node - 1)
         excess = np.maximum(left - self.law(rest, token), 0)
-        weight = self.new_weight(excess.sum(0), w, rest, token, up == 0)
-        parent = trial.replace(
-            node=case.parent[trial.node],
-            depth=up,
-            weight=put(xp, trial.weight, up, weight),
-            left=put(xp, trial.left, up, weight * excess / total(excess)),
-            rest=put(xp, trial.rest, up, rest_without(xp, case, rest, token)),
-        )
-        return self.down(xp, case, parent, trial.node)
+        weight = self.new_weight(excess.sum(0), trial.weight[up], rest, token, up == 0)
+        scale = weight / total(excess)
+        weights, scales = put(xp, trial.weight, up, weight), put(xp, trial.scale, node, scale)
+        parent = trial.replace(node=up, depth=trial.depth - 1, weight=weights, scale=scales)
+        return self.down(xp, case, parent, node)
 
     def law(self, rest, token):
         return drawn_law(np, rest, rest, token)
@@ -215,7 +221,7 @@ class TraversalNoPointMass(WrongTraversal):
 class PlainLaw(BestPath):
     """X16: the best path is judged as if it had been drawn from q."""
 
-    def law_of_best(self, xp, case, level, q, upto, before):
+    def law_of_best(self, xp, case, q, upto, lower, mass):
         return q
 
 
@@ -365,9 +371,12 @@ class TokenTestInBlock(BlockVerification):
 class ForgetfulTraversal(Traversal):
     """The parent of a refused child stays as it was."""
 
-    def refused(self, xp, case, trial):
-        up = trial.depth - 1
-        return super().refused(xp, case, trial).replace(left=trial.left) if up else super().refused(xp, case, trial)
+    def left_at(self, xp, case, trial, node, upto):
+        left, _ = super().left_at(xp, case, trial, node, 0)
+        return left, super().left_at(xp, case, trial, node, upto)[1]
+
+    def updated(self, xp, total, w):
+        return w, 1.0
 
 
 class TraversalBonusFromTarget(Traversal):
