@@ -105,3 +105,35 @@ class Records:
 def rows(x: Array, index: Int[Array, "B T"]) -> Array:
     """x[b, index[b, t]]: gathers along axis 1 of every sequence."""
     return jax.vmap(lambda x, index: x[index])(x, index)
+
+
+@struct.dataclass
+class Batch:
+    """Packed texts for training: each row holds whole documents one behind the other.
+
+    `segments` numbers a row's documents from 1 (0 is padding), `positions` restart in each; `loss_mask` marks the
+    tokens that are learnt from.
+    """
+
+    tokens: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    segments: Int[Array, "B T"]
+    loss_mask: Bool[Array, "B T"]
+
+
+@struct.dataclass
+class Trace:
+    """A batch with the target's states on it: stop-gradient, unless the target's own part is trained."""
+
+    batch: Batch
+    features: Float[Array, "B T M E"]
+    hidden: Float[Array, "B T E"]
+
+    def ahead(self, by: int) -> tuple[Int[Array, "B T"], Float[Array, "B T"]]:
+        """The token `by` places further and its weight: 0 where it is not learnt from, or of another document.
+
+        Loss mask and labels are shifted here, together, and nowhere else.
+        """
+        tokens, segments, mask = (jnp.roll(x, -by, 1) for x in (self.batch.tokens, self.batch.segments, self.batch.loss_mask))
+        inside = jnp.arange(tokens.shape[1]) < tokens.shape[1] - by
+        return tokens, (mask & inside & (segments == self.batch.segments)).astype(jnp.float32)

@@ -2,7 +2,9 @@
 
 from typing import Any, Protocol, Self
 
-from sdjax.core.types import Committed, Context, Draft
+from jaxtyping import Array, Float, Key
+
+from sdjax.core.types import Committed, Context, Draft, Trace
 from sdjax.targets.decoder import Decoder, Tap
 
 
@@ -50,4 +52,17 @@ class Drafter(Protocol):
     @classmethod
     def tiny(cls, target: Decoder) -> Self:
         """A small instance for the conformance suite."""
+        ...
+
+
+class Trainable(Drafter, Protocol):
+    """A drafter with parameters of its own to learn."""
+
+    def loss(
+        self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """The family's recipe on a batch of packed texts: what is minimised, and figures to watch.
+
+        `trace` holds the frozen target's states, of the same arithmetic that `observe` is fed with.
+        """
         ...

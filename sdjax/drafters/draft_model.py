@@ -1,26 +1,31 @@
 """An independent, smaller language model as the drafter (Leviathan et al. 2022, arXiv:2211.17192; Chen et al. 2023)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
 
 from sdjax.core.cache import Cache, Staged, commit
-from sdjax.core.types import Committed, Context, Draft
+from sdjax.core.types import Committed, Context, Draft, Trace
 from sdjax.drafters.chain import draft_chain, stage_token
+from sdjax.drafters.losses import cross_entropy, flatten, forward_kl, in_chunks, reverse_kl, total_variation, weighted_mean
 from sdjax.targets.decoder import Decoder, Tap, causal_mask
+from sdjax.targets.packed import trace_of
 
 
 @dataclass(frozen=True)
 class DraftModel:
     """Drafts a chain of `length` tokens with `model`, drawn from its own law, or greedily where not `sampled`.
 
-    Its keys and values depend on tokens alone, so `observe` commits the accepted rows of its scratch.
+    Its keys and values depend on tokens alone, so `observe` commits the accepted rows of its scratch. `objective` is
+    what it is trained on: the texts themselves, or the target's law at every position of them.
     """
 
     model: Decoder
     length: int = 4
     sampled: bool = True
+    objective: Literal["text", "forward-kl", "reverse-kl", "tv"] = "forward-kl"
     taps: ClassVar[tuple[Tap, ...]] = ()
 
     @property
@@ -55,6 +60,24 @@ class DraftModel:
         draft, scratch = draft_chain(self.model, params, state, ctx, self.length, self.sampled)
         _, scratch = stage_token(self.model, params, state, scratch, draft.tokens[:, -1], self.length)
         return draft, scratch
+
+    def loss(
+        self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """The draft model's law behind every token, against the next token or the target's law (arXiv:2310.08461)."""
+        distance = {"forward-kl": forward_kl, "reverse-kl": reverse_kl, "tv": total_variation}
+        labels, weight = trace.ahead(1)
+        hidden = trace_of(self.model, params, trace.batch).hidden
+
+        def of_rows(rows: Any) -> tuple[Array, Array]:
+            mine, theirs, labels = rows
+            logits, teacher = self.model.unembed(params, mine), ctx.target.unembed(ctx.target_params, theirs)
+            agrees = jnp.argmax(logits, -1) == jnp.argmax(teacher, -1)
+            loss = cross_entropy(logits, labels) if self.objective == "text" else distance[self.objective](logits, teacher)
+            return loss, agrees.astype(jnp.float32)
+
+        loss, agrees = in_chunks(of_rows, (flatten(hidden), flatten(trace.hidden), flatten(labels)))
+        return weighted_mean(loss, flatten(weight)), {"agreement": weighted_mean(agrees, flatten(weight))}
 
     @classmethod
     def tiny(cls, target: Decoder) -> "DraftModel":

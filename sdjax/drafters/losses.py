@@ -1,0 +1,67 @@
+"""Losses over the vocabulary, shared by the families; a row is one position.
+
+Every loss is a sum over rows of weight · loss, divided by the sum of the weights. No array of all positions times the
+whole vocabulary is ever held: rows go through in rematerialised chunks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+ROWS = 512  # rows of logits that are held at a time
+
+
+def in_chunks(loss: Callable[[Any], Any], rows: Any, size: int = ROWS) -> Any:
+    """loss(rows), a pytree of [n] arrays, for a pytree of [n, ...] arrays: `size` rows at a time.
+
+    The backward pass computes each chunk anew.
+    """
+    n = jax.tree.leaves(rows)[0].shape[0]
+    if n <= size:
+        return loss(rows)
+    whole = -(-n // size) * size
+    pad = lambda x: jnp.pad(x, [(0, whole - n)] + [(0, 0)] * (x.ndim - 1)).reshape(whole // size, size, *x.shape[1:])
+    chunks = lax.map(jax.checkpoint(loss), jax.tree.map(pad, rows))
+    return jax.tree.map(lambda x: x.reshape(-1)[:n], chunks)
+
+
+def flatten(x: Array) -> Array:
+    """[B, T, ...] → [B·T, ...]."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def weighted_mean(loss: Float[Array, "..."], weight: Float[Array, "..."]) -> Float[Array, ""]:
+    """Σ weight · loss / Σ weight; 0 where nothing has weight."""
+    total = weight.sum()
+    return (loss * weight).sum() / jnp.where(total > 0, total, 1)
+
+
+def cross_entropy(logits: Float[Array, "... V"], labels: Int[Array, "..."]) -> Float[Array, "..."]:
+    """-log softmax(logits)[label]."""
+    at = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    return jax.nn.logsumexp(logits, -1) - at
+
+
+def soft_cross_entropy(logits: Float[Array, "... V"], teacher: Float[Array, "... V"]) -> Float[Array, "..."]:
+    """-Σ p log q with p = softmax(teacher): the gradient of forward KL(p ‖ q)."""
+    return -(jax.nn.softmax(teacher) * jax.nn.log_softmax(logits)).sum(-1)
+
+
+def forward_kl(logits: Float[Array, "... V"], teacher: Float[Array, "... V"]) -> Float[Array, "..."]:
+    """KL(p ‖ q), p = softmax(teacher), q = softmax(logits)."""
+    log_p, log_q = jax.nn.log_softmax(teacher), jax.nn.log_softmax(logits)
+    return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+
+
+def reverse_kl(logits: Float[Array, "... V"], teacher: Float[Array, "... V"]) -> Float[Array, "..."]:
+    """KL(q ‖ p)."""
+    return forward_kl(teacher, logits)
+
+
+def total_variation(logits: Float[Array, "... V"], teacher: Float[Array, "... V"]) -> Float[Array, "..."]:
+    """½ Σ |p - q|: one minus the probability that token verification accepts (Leviathan et al. 2022, Thm 3.5)."""
+    return 0.5 * jnp.abs(jax.nn.softmax(teacher) - jax.nn.softmax(logits)).sum(-1)
