@@ -70,6 +70,6 @@ def unfold_heads(x: Float[Array, "B G n K"], t: int) -> Float[Array, "B T H K"]:
     return x.reshape(b, groups, n // t, t, k).transpose(0, 3, 1, 2, 4).reshape(b, t, -1, k)
 
 
-def every_head(mask: Bool[Array, "b t S"], heads: int) -> Bool[Array, "b 1 n S"]:
-    """A mask of t queries for n = heads · t folded ones; t = 1 stands for all queries and stays."""
-    return (mask if mask.shape[1] == 1 else jnp.tile(mask, (1, heads, 1)))[:, None]
+def every_head(mask: Bool[Array, "b t S"], shared: int) -> Bool[Array, "b 1 n S"]:
+    """A mask of queries for the folded ones, `shared` heads a kv head; one that is the same for all queries stays so."""
+    return (mask if mask.shape[1] == 1 else jnp.tile(mask, (1, shared, 1)))[:, None]

@@ -56,17 +56,13 @@ def with_prefix(tree: Any, prefix: int) -> Any:
     return jax.tree.map(resize, tree, is_leaf=is_cache)
 
 
-def known_after(value: Int[Array, "..."], event: Array) -> Int[Array, "..."]:
-    """`value`, by arithmetic that the compiler cannot finish before `event` is computed (barriers do not last)."""
-    return jnp.minimum(value, value + jnp.isnan(event))
-
-
 def commit(cache: Cache, staged: Staged, path: Int[Array, "B A"], count: Int[Array, " B"]) -> Cache:
     """Appends rows path[b, :count[b]] of the staged block to sequence b, in place where donated.
 
     The first staged row must stand at position length[b] where count[b] > 0. Gathering the accepted path is the
     compaction: a rejected row is never written anywhere.
     """
+    # Not cache.length, which it equals: what a forward pass returns is known only after its reads of the cache.
     start = staged.positions[:, 0]
     layers = [append_rows(kept, new, path, start, count) for kept, new in zip(cache.layers, staged.layers, strict=True)]
     return cache.replace(layers=layers, length=cache.length + count)

@@ -1,7 +1,8 @@
 """The one definition of every number: from records of verify steps to τ.
 
 For request r and step s: drafted nodes l, drafts accepted a, tokens committed e (= a + 1 unless a stop token
-or the cap cuts it), nodes verified n. The token sampled by prefill is in no e. A row with e = 0 is no step.
+or the cap cuts it), nodes n that the target
+ran, absent ones included. The token sampled by prefill is in no e. A row with e = 0 is no step.
 """
 
 from dataclasses import asdict, dataclass
@@ -30,7 +31,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Every acceptance figure of a set of requests (docs: the module's docstring gives l, a, e, n)."""
+    """Every acceptance figure of a set of requests (l, a, e, n: see the module)."""
 
     steps: int
     tau: float  # Σe / steps, pooled over requests: the headline; plain decoding is 1

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, UInt
 
+LEAST_TEMPERATURE = 1e-6  # below it, logits of a few hundred leave float32 behind
+
 
 @dataclass(frozen=True)
 class Warp:
@@ -31,8 +33,10 @@ class Warp:
     def __post_init__(self):
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature is {self.temperature}; it must be a finite number ≥ 0 (0 is argmax)")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; it must be ≥ 0 (0 switches it off)")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"temperature is {self.temperature}; below {LEAST_TEMPERATURE} logits overflow: take 0, argmax")
+        if self.top_k < 0 or self.top_k != int(self.top_k):
+            raise ValueError(f"top_k is {self.top_k}; it must be a whole number ≥ 0 (0 switches it off)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1] (1 switches it off)")
         if not 0 <= self.min_p <= 1:

@@ -54,11 +54,6 @@ def initialise(specs: Any, key: jax.Array) -> Any:
     return jax.tree.unflatten(treedef, [s.init(k, s.shape, s.dtype) for s, k in zip(leaves, keys, strict=False)])
 
 
-def abstract(specs: Any) -> Any:
-    """The tree as `jax.ShapeDtypeStruct`s: for tracing, restore and ahead-of-time compiles."""
-    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), specs)
-
-
 def check_params(specs: Any, params: Any, owner: str) -> None:
     """Raises ValueError naming every leaf of `params` that is missing, unexpected or of a wrong shape."""
     want = {keystr(path): spec.shape for path, spec in tree_flatten_with_path(specs)[0]}

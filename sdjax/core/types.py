@@ -90,7 +90,8 @@ class Context:
 class Records:
     """What each verify step did, per sequence; row s is step s, and committed = 0 means it did not take part.
 
-    `proposed` counts drafted nodes, `reach` is the deepest of them; `node` holds the accepted path: the node at
+    `proposed` counts the drafted nodes that were present, `reach` is the deepest of them; `verified` counts the rows
+    that the target ran, absent nodes and the anchor included; `node` holds the accepted path: the node at
     each depth from 1, -1 where the path had ended.
     """
 

@@ -13,9 +13,10 @@ from jaxtyping import Array, Int
 
 from sdjax.core.cache import with_prefix
 from sdjax.core.metrics import Steps
+from sdjax.core.spec import check_params
 from sdjax.core.types import Records
-from sdjax.decode import prefill as prefill_module
-from sdjax.decode.state import Loop, Params, State
+from sdjax.decode.prefill import prefill
+from sdjax.decode.state import Loop, Params, State, as_integer
 from sdjax.decode.step import step
 
 LEAST_PREFIX = 256
@@ -31,12 +32,6 @@ class Generation:
     records: Records
     prefill_seconds: float
     decode_seconds: float
-
-
-@partial(jax.jit, static_argnames="loop", donate_argnames="state")
-def prefill(loop: Loop, params: Params, state: State, lengths: Int[Array, " B"]) -> State:
-    """`decode.prefill`, compiled; the state is donated."""
-    return prefill_module.prefill(loop, params, state, lengths)
 
 
 @partial(jax.jit, static_argnames="loop", donate_argnames="state")
@@ -63,50 +58,70 @@ def generate(
 ) -> Generation:
     """Generates at most `max_new` tokens behind each prompt (a batch of one or more, ragged).
 
-    `seeds` key each sequence's noise (default 0, 1, ...). `capacity` is the cache's rows (default: what is needed,
-    rounded up to a bucket). With `watch`, the host reads the new tokens so far after every `max_rounds` steps.
-    Raises ValueError, before anything compiles, for a prompt that is empty, too long or outside the vocabulary.
+    `seeds` key each sequence's noise, modulo 2³² (default 0, 1, ...). `capacity` is the cache's rows (default: what is
+    needed, rounded up to a bucket). With `watch`, the host reads the new tokens so far after every `max_rounds` steps;
+    the seconds spent in it are in no figure. Raises ValueError, before anything compiles, for parameters that do not
+    fit, a rule that is not made for the draft, and a prompt that is empty, too long or outside the vocabulary.
     """
-    check_prompts(loop, prompts, max_new)
-    needed = rows_needed(loop, prompts, max_new)
-    capacity = round_up(bucket(needed) if capacity is None else capacity, loop.chunk)
-    if capacity < needed:
-        longest = max(map(len, prompts))
-        raise ValueError(
-            f"the longest prompt has {longest} tokens and needs {needed} cache rows with {max_new} new tokens and a "
-            f"draft {loop.drafter.depth} deep, but the cache holds {capacity}; raise capacity or shorten the prompt"
-        )
-    state, lengths = start(loop, prompts, max_new, seeds, capacity)
+    prompts = checked_prompts(loop, prompts, max_new)
+    if not 1 <= max_rounds <= MAX_ROUNDS:
+        raise ValueError(f"max_rounds is {max_rounds}; it must lie in 1..{MAX_ROUNDS}")
+    check_params(loop.target.specs(), params.target, "the target")
+    check_params(loop.drafter.specs(loop.target), params.drafter, f"the drafter {type(loop.drafter).__name__}")
+    state, lengths = start(loop, prompts, max_new, seeds, rows_for(loop, prompts, max_new, capacity))
+    # Tracing the step now lets a rule refuse the draft before prefill is compiled and run; the trace is used again below.
+    run.eval_shape(loop, params, with_prefix(state, next_prefix(lengths, state)), jnp.int32(max_rounds))
     begin = time.perf_counter()
     state = jax.block_until_ready(prefill(loop, params, with_prefix(state, bucket(max(map(len, prompts)))), lengths))
-    prefilled = time.perf_counter()
+    prefill_seconds, decode_seconds = time.perf_counter() - begin, 0.0
     while not np.all(state.done):
-        state = run(loop, params, with_prefix(state, next_prefix(state)), jnp.int32(max_rounds))
+        state = with_prefix(state, next_prefix(state.p, state))
+        begin = time.perf_counter()
+        state = jax.block_until_ready(run(loop, params, state, jnp.int32(max_rounds)))
+        decode_seconds += time.perf_counter() - begin
         if watch:
             watch(new_tokens(state, prompts))
-    state = jax.block_until_ready(state)
-    ended = time.perf_counter()
     records = jax.device_get(state.records)
     steps = [Steps.of(records, row) for row in range(len(prompts))]
-    return Generation(new_tokens(state, prompts), steps, records, prefilled - begin, ended - prefilled)
+    return Generation(new_tokens(state, prompts), steps, records, prefill_seconds, decode_seconds)
 
 
-def check_prompts(loop: Loop, prompts: Sequence[Sequence[int]], max_new: int) -> None:
-    """Raises ValueError for what cannot be decoded, naming the prompt."""
-    if not prompts:
-        raise ValueError("no prompts were given")
-    if max_new < 1:
+def checked_prompts(loop: Loop, prompts: Sequence[Sequence[int]], max_new: int) -> list[list[int]]:
+    """The prompts as lists of ints; raises ValueError for what cannot be decoded, naming the prompt."""
+    if as_integer(max_new, "max_new") < 1:
         raise ValueError(f"max_new is {max_new}; at least one token must be generated")
-    for i, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(f"prompt {i} is empty; give it at least one token, such as the tokenizer's BOS")
-        if not 0 <= min(prompt) <= max(prompt) < loop.target.vocab:
-            raise ValueError(f"prompt {i} has token ids outside the vocabulary (0..{loop.target.vocab - 1})")
-        if len(prompt) + max_new > loop.target.max_position:
-            raise ValueError(
-                f"prompt {i} has {len(prompt)} tokens; with {max_new} new ones it exceeds the {loop.target.max_position} "
-                "positions the target was made for"
-            )
+    if len(prompts) == 0:
+        raise ValueError("no prompts were given")
+    return [checked_prompt(loop, prompt, f"prompt {i}", max_new) for i, prompt in enumerate(prompts)]
+
+
+def checked_prompt(loop: Loop, prompt: Sequence[int], name: str, max_new: int) -> list[int]:
+    """One prompt as a list of ints."""
+    if isinstance(prompt, str) or not hasattr(prompt, "__iter__"):
+        raise ValueError(f"{name} is {prompt!r}; a prompt is a sequence of token ids")
+    ids = [as_integer(token, f"a token of {name}") for token in prompt]
+    if not ids:
+        raise ValueError(f"{name} is empty; give it at least one token, such as the tokenizer's BOS")
+    if not 0 <= min(ids) <= max(ids) < loop.target.vocab:
+        raise ValueError(f"{name} has token ids outside the vocabulary (0..{loop.target.vocab - 1})")
+    if len(ids) + max_new > loop.target.max_position:
+        raise ValueError(
+            f"{name} has {len(ids)} tokens; with {max_new} new ones it exceeds the {loop.target.max_position} positions "
+            "the target was made for"
+        )
+    return ids
+
+
+def rows_for(loop: Loop, prompts: Sequence[Sequence[int]], max_new: int, capacity: int | None) -> int:
+    """The cache's rows, in whole chunks; ValueError where a given capacity does not hold the prompts."""
+    needed = rows_needed(loop, prompts, max_new)
+    rows = round_up(bucket(needed) if capacity is None else capacity, loop.chunk)
+    if rows < needed:
+        raise ValueError(
+            f"the longest prompt has {max(map(len, prompts))} tokens and needs {needed} cache rows with {max_new} new tokens "
+            f"and a draft {loop.drafter.depth} deep, but the cache holds {rows}; raise capacity or shorten the prompt"
+        )
+    return rows
 
 
 def rows_needed(loop: Loop, prompts: Sequence[Sequence[int]], max_new: int) -> int:
@@ -124,11 +139,10 @@ def bucket(n: int) -> int:
     return max(LEAST_PREFIX, 1 << (n - 1).bit_length())
 
 
-def next_prefix(state: State) -> int:
-    """A bucket with room to grow for the longest sequence still running, and no larger than its end needs."""
+def next_prefix(p: Int[Array, " B"], state: State) -> int:
+    """A bucket with room to grow for the longest sequence still running at p, and no larger than its end needs."""
     running = ~np.asarray(state.done)
-    p, last = np.asarray(state.p)[running], np.asarray(state.last)[running]
-    return bucket(int(min(p.max() + LEAST_PREFIX // 2, last.max())))
+    return bucket(int(min(np.asarray(p)[running].max() + LEAST_PREFIX // 2, np.asarray(state.last)[running].max())))
 
 
 def start(
@@ -139,14 +153,14 @@ def start(
     tokens = np.zeros((len(prompts), capacity), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
-    seeds = range(len(prompts)) if seeds is None else seeds
+    seeds = range(len(prompts)) if seeds is None else [as_integer(seed, "a seed") % 2**32 for seed in seeds]
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds")
     state = loop.empty(len(prompts), capacity, 1 << (max_new - 1).bit_length())
     state = state.replace(
         tokens=jnp.asarray(tokens),
         last=jnp.asarray(lengths + max_new - 1),
-        seed=jnp.asarray([seed % 2**32 for seed in seeds], jnp.uint32),
+        seed=jnp.asarray(seeds, jnp.uint32),
     )
     return state, jnp.asarray(lengths)
 

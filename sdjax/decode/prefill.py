@@ -1,5 +1,7 @@
 """Prefill: the prompts in chunks, then each sequence's first token from the target."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -13,10 +15,11 @@ from sdjax.decode.step import write
 from sdjax.targets.decoder import causal_mask
 
 
+@partial(jax.jit, static_argnames="loop", donate_argnames="state")
 def prefill(loop: Loop, params: Params, state: State, lengths: Int[Array, " B"]) -> State:
     """Commits the prompts state.tokens[b, :lengths[b]] and puts the first new token behind each as its anchor.
 
-    As many chunks run as the longest prompt needs: one compiled program serves every prompt length.
+    As many chunks run as the longest prompt needs: one compiled program serves every prompt length. The state is donated.
     """
     chunks = -(-jnp.max(lengths) // loop.chunk)
     _, state = lax.while_loop(

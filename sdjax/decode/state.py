@@ -1,9 +1,9 @@
 """The state that a decode loop carries, and the static description of the loop."""
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int, UInt
@@ -43,6 +43,14 @@ class State:
     step: Int[Array, ""]
 
 
+def as_integer(value: Any, what: str) -> int:
+    """`value` as an int; ValueError where it is not a whole number by type (1.0 is not)."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{what} is {value!r}; it must be an integer") from error
+
+
 @dataclass(frozen=True)
 class Loop:
     """Everything static about decoding: hashable, so that one compiled program belongs to one Loop."""
@@ -56,6 +64,7 @@ class Loop:
 
     def __post_init__(self):
         self.drafter.specs(self.target)
+        object.__setattr__(self, "stop", tuple(sorted({as_integer(token, "a stop id") for token in self.stop})))
         for token in self.stop:
             if not 0 <= token < self.target.vocab:
                 raise ValueError(f"stop id {token} is outside the vocabulary (0..{self.target.vocab - 1})")
@@ -89,8 +98,3 @@ class Loop:
             records=Records(count(), count(), count(), count(), count(), count(self.drafter.depth) - 1),
             step=jnp.int32(0),
         )
-
-
-def where_done(done: Bool[Array, " B"], old: Array, new: Array) -> Array:
-    """`old` for sequences that are done, `new` for the rest."""
-    return jax.vmap(jnp.where)(done, old, new)

@@ -85,7 +85,7 @@ def record(records: Records, step: Int[Array, ""], draft: Draft, verdict: Verdic
         reach=jnp.where(active, jnp.max(jnp.where(draft.valid, draft.depth, 0), 1), 0),
         accepted=jnp.where(active, verdict.accepted, 0),
         committed=count,
-        verified=jnp.where(active, nodes, 0),
+        verified=jnp.where(active, draft.tokens.shape[1], 0),
         node=jnp.where(on_path, verdict.path[:, 1:], -1),
     )
     put = lambda old, new: lax.dynamic_update_slice_in_dim(old, new[:, None], step, axis=1)

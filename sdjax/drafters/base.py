@@ -66,3 +66,9 @@ class Trainable(Drafter, Protocol):
         `trace` holds the frozen target's states, of the same arithmetic that `observe` is fed with.
         """
         ...
+
+
+def check_length(length: int) -> None:
+    """Raises ValueError for a chain without drafts."""
+    if length < 1:
+        raise ValueError(f"length is {length}; at least one token must be drafted (NoDraft drafts none)")

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Key
 
 from sdjax.core.cache import Cache, Staged, commit
 from sdjax.core.types import Committed, Context, Draft, Trace
+from sdjax.drafters.base import check_length
 from sdjax.drafters.chain import draft_chain, stage_token
 from sdjax.drafters.losses import cross_entropy, flatten, forward_kl, in_chunks, reverse_kl, total_variation, weighted_mean
 from sdjax.targets.decoder import Decoder, Tap, causal_mask
@@ -27,6 +28,9 @@ class DraftModel:
     sampled: bool = True
     objective: Literal["text", "forward-kl", "reverse-kl", "tv"] = "forward-kl"
     taps: ClassVar[tuple[Tap, ...]] = ()
+
+    def __post_init__(self):
+        check_length(self.length)
 
     @property
     def depth(self) -> int:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from sdjax.core.types import Committed, Context, Draft, Law
+from sdjax.drafters.base import check_length
 from sdjax.targets.decoder import Decoder, Tap
 from sdjax.trees.tree import Tree
 
@@ -30,8 +31,9 @@ class NGram:
     def __post_init__(self):
         if not 1 <= self.shortest <= self.longest:
             raise ValueError(f"n-gram sizes must satisfy 1 ≤ shortest ≤ longest; got {self.shortest} and {self.longest}")
-        if self.length < 1:
-            raise ValueError(f"length is {self.length}; at least one token must be drafted")
+        check_length(self.length)
+        if self.window < 0:
+            raise ValueError(f"window is {self.window}; it must be ≥ 0 (0 searches all tokens)")
 
     @property
     def depth(self) -> int:

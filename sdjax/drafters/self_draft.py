@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sdjax.core.types import Committed, Context, Draft
+from sdjax.drafters.base import check_length
 from sdjax.drafters.chain import draft_chain
 from sdjax.targets.decoder import Decoder, Tap, truncate_params
 
@@ -19,6 +20,9 @@ class SelfDraft:
     length: int = 4
     sampled: bool = True
     taps: ClassVar[tuple[Tap, ...]] = ()
+
+    def __post_init__(self):
+        check_length(self.length)
 
     @property
     def depth(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from sdjax.decode.generate import MAX_ROUNDS, Generation, bucket, check_prompts, generate, round_up, rows_needed
+from sdjax.decode.generate import MAX_ROUNDS, Generation, bucket, checked_prompts, generate, round_up, rows_needed
 from sdjax.study.methods import Arm
 from sdjax.study.prompts import Prompt, encode
 from sdjax.study.runs import Record, RunFolder
@@ -117,7 +117,7 @@ class Comparison:
         """Cache rows that serve all of the plan, so that one set of programs does; checks every prompt first."""
         for arm, batch in plan:
             try:
-                check_prompts(arm.loop, [item.tokens for item in batch], self.settings.max_new)
+                checked_prompts(arm.loop, [item.tokens for item in batch], self.settings.max_new)
             except ValueError as error:
                 raise ValueError(f"prompts {[item.prompt.id for item in batch]}: {error}") from error
         needed = max(rows_needed(arm.loop, [item.tokens for item in batch], self.settings.max_new) for arm, batch in plan)

@@ -158,7 +158,7 @@ def prefilled(arm: Arm, prompts: Sequence[Sequence[int]], capacity: int, max_new
     """The state behind the prompts, read up to the prefix that decoding would take."""
     state, lengths = start(arm.loop, prompts, max_new, None, capacity)
     state = prefill(arm.loop, arm.params, with_prefix(state, bucket(int(lengths.max()))), lengths)
-    return with_prefix(state.replace(done=jnp.zeros_like(state.done)), next_prefix(state))
+    return with_prefix(state.replace(done=jnp.zeros_like(state.done)), next_prefix(state.p, state))
 
 
 def seconds(call: Callable[[], Any]) -> float:

@@ -14,7 +14,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.attention import attend, block_mask, cache_mask
-from sdjax.core.cache import KV, Cache, Staged, empty_cache, known_after
+from sdjax.core.cache import KV, Cache, Staged, empty_cache
 from sdjax.core.linear import linear
 from sdjax.core.spec import Spec, normal, ones, zeros
 from sdjax.targets.rope import Rope, rotate
@@ -58,6 +58,11 @@ class Decoder:
     dtype: str = "float32"
 
     def __post_init__(self):
+        for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_width", "ffw", "max_position"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"windows are {self.windows}; a window must hold at least the token itself (None: no window)")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_width % 2:
@@ -195,6 +200,11 @@ class Decoder:
         if not 0 < layers <= self.layers:
             raise ValueError(f"cannot keep {layers} layers of a model that has {self.layers}")
         return replace(self, layers=layers, windows=self.windows[:layers])
+
+
+def known_after(value: Int[Array, "..."], event: Array) -> Int[Array, "..."]:
+    """`value`, by arithmetic that the compiler cannot finish before `event` is computed (barriers do not last)."""
+    return jnp.minimum(value, value + jnp.isnan(event))
 
 
 def truncate_params(params: Any, layers: int) -> Any:

@@ -3,7 +3,7 @@
 `rest` is the node's q, unnormalised, without what can no longer be drawn. A child to which it gives no mass (k
 exceeds q's support, a fixed sibling of a mixed draft, a NaN row) is judged as a point mass, which is exact however
 the token came about; a one-hot draft has no q at all and is judged so throughout (rest = None).
-Source: the table in §2.1 of the notes on token trees; Sequoia (arXiv 2402.12374), appendix F.2.1.
+Source: Sequoia (arXiv 2402.12374), appendix F.2.1: any law that depends on refused siblings keeps the rule exact.
 """
 
 from typing import Any

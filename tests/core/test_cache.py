@@ -17,7 +17,7 @@ def random_kv(seed, rows):
     return KV(k, v)
 
 
-def unjitted_commit(kept, new, path, start, count):
+def looped_commit(kept, new, path, start, count):
     kept = np.array(kept)
     for b in range(B):
         for i in range(count[b]):
@@ -35,8 +35,8 @@ def test_commit_appends_the_path_and_touches_nothing_else(path, start, count):
     kept, new = random_kv(0, S), random_kv(1, T)
     cache = Cache([kept], jnp.array(start, jnp.int32), S)
     out = commit(cache, Staged([new], jnp.array(start)[:, None] + jnp.arange(T)), jnp.array(path), jnp.array(count))
-    np.testing.assert_array_equal(out.layers[0].k, unjitted_commit(kept.k, new.k, path, start, count))
-    np.testing.assert_array_equal(out.layers[0].v, unjitted_commit(kept.v, new.v, path, start, count))
+    np.testing.assert_array_equal(out.layers[0].k, looped_commit(kept.k, new.k, path, start, count))
+    np.testing.assert_array_equal(out.layers[0].v, looped_commit(kept.v, new.v, path, start, count))
     np.testing.assert_array_equal(out.length, np.array(start) + count)
 
 
@@ -66,8 +66,6 @@ def test_two_segments_equal_their_union(seed, first, second, window):
 
 
 def test_a_window_of_one_sees_itself_alone():
-    block = random_kv(0, T)
     positions = jnp.broadcast_to(jnp.arange(T), (B, T))
     mask = block_mask(jnp.tril(jnp.ones((1, T, T), bool)), positions, positions, 1)
     np.testing.assert_array_equal(mask, np.broadcast_to(np.eye(T, dtype=bool), (B, T, T)))
-    assert block.k.shape == (B, G, T, K)

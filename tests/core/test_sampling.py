@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sdjax.core.sampling import Purpose, Warp, coin_key, draw, target_choice, warp_logits, warped_probs
@@ -33,6 +33,7 @@ def reference(logits, warp):
     return law()
 
 
+@example([3.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0], 1.7, 3, 0.8, 0.0)
 @given(
     logits, st.sampled_from([0.5, 1.0, 1.7]), st.integers(0, V + 2), st.floats(0.02, 0.999), st.sampled_from([0.0, 0.07, 0.6])
 )
@@ -62,6 +63,8 @@ def test_temperature_zero_is_argmax():
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        ("temperature", 1e-39),
+        ("top_k", 2.5),
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_p", float("nan")),

@@ -1,6 +1,6 @@
 """Rules and drafters that are wrong in ways that have been seen in real systems, small enough to enumerate.
 
-X1-X19 are the faults of the notes on token trees (§3); the rest are slips that a hand could make.
+X1-X18 were found in public systems or are one step from it; the rest are slips that a hand could make.
 """
 
 from dataclasses import dataclass
@@ -404,7 +404,7 @@ I, W, O, M = Law.IID, Law.WITHOUT_REPLACEMENT, Law.ONE_HOT, Law.MIXED  # noqa: E
 ONE = Tree.chain(1)
 DEEP = Tree.chain(3)
 
-# Name, rule, what it is told, tree, drawing, and of the spec's table: total variation and that of the first token.
+# Name, rule, what it is told, tree, drawing, and total variation on the fixture, and that of the first token.
 PUBLISHED = {
     "X1": (
         Fault("drawn without replacement, q never renormalised", Recursive(), I, PAIRS, draw_without_replacement),

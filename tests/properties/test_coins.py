@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdjax.core.sampling import Purpose, Warp, coin_key
+from sdjax.core.sampling import Purpose, Warp, coin_key, target_choice
 from sdjax.core.types import Draft, Law
 from sdjax.trees.tree import Tree
 from sdjax.verify.base import Case, settle
@@ -157,6 +157,23 @@ def test_judge_tosses_its_own_keyed_coins(name):
         assert verdict.path[b, : len(path) + 1].tolist() == [0, *path]
         with np.errstate(divide="ignore"):
             assert int(verdict.bonus[b]) == np.argmax(np.log(rule.residual(np, case, trial)) + noise[b])
+
+
+def test_the_compiled_walk_follows_the_enumerated_one():
+    """Given the target's choices at every node, `follow` leads to the same node and the same last token."""
+    rule, cases = Walk(), random_cases(Recursive(), Law.IID, BATCH, seed=2)
+    both, warp, (seeds, p) = stacked(cases), Warp(1.0), streams()
+    draft = Draft(both.tokens, both.parent, both.depth, both.valid, law=Law.IID, max_depth=DEPTH)
+    logits = jnp.log(both.p)
+    ctx = SimpleNamespace(seed=seeds, p=p, warp=warp)
+    verdict = jax.jit(lambda draft, logits: rule.judge(ctx, draft, logits))(draft, logits)
+    choose = jax.vmap(lambda logits, seed, position: target_choice(logits, warp, seed, position), (0, None, 0))
+    choices = np.asarray(jax.jit(jax.vmap(choose))(logits, seeds, p[:, None] + both.depth + 1))
+    for b, case in enumerate(cases):
+        stroll = rule.start(np)
+        while not stroll.done:
+            stroll = rule.follow(np, case, stroll, choices[b, stroll.node])
+        assert verdict.path[b, verdict.accepted[b]] == stroll.node and verdict.bonus[b] == stroll.bonus
 
 
 @pytest.mark.parametrize("name", [name for name in COINS if COINS[name].lossless])

@@ -100,7 +100,7 @@ def test_orderings():
 
 
 def test_observed_orderings():
-    """Not proved, yet without an exception in the notes' 444 models nor here."""
+    """Not proved, yet without an exception in any model tried."""
     at_least = lambda more, less: (more >= less - 1e-9).all()
     models = batch_for(9, 3, 2, 200)
     for law in (Law.IID, Law.WITHOUT_REPLACEMENT):
