@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,14 @@ from sdjax.decode.state import Params
 from tests.tiny import NEW, PROMPTS, SEEDS, TARGET, decode, drafter_params, loop_of, plain, target_params
 
 
+def is_protocol(cls):
+    return Protocol in cls.__bases__
+
+
 def drafter_classes():
     for module in pkgutil.iter_modules(sdjax.drafters.__path__, "sdjax.drafters."):
         for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-            if cls.__module__ == module.name and hasattr(cls, "tiny") and cls.__name__ != "Drafter":
+            if cls.__module__ == module.name and hasattr(cls, "tiny") and not is_protocol(cls):
                 yield cls
 
 
