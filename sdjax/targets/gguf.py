@@ -83,6 +83,8 @@ def decoder_from_gguf(file: GgufFile, dtype: str = "float32") -> Decoder:
     width, heads = file.size(f"{arch}.embedding_length"), file.size(f"{arch}.attention.head_count")
     head_width = file.size(f"{arch}.attention.key_length", width // heads)
     layers = file.size(f"{arch}.block_count")
+    if layers > len(file.tensors):  # before anything is made a layer at a time: damaged counts run into billions
+        raise ValueError(f"{file.path}: {arch}.block_count is {layers}, but the file holds {len(file.tensors)} tensors")
     window = file.get(f"{arch}.attention.sliding_window", int, 0)
     max_position = file.size(f"{arch}.context_length")
     return Decoder(

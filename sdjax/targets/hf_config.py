@@ -18,6 +18,8 @@ INERT = frozenset(
     sep_token_id decoder_start_token_id""".split()
 )
 
+MOST_LAYERS = 10_000
+
 # Settings read below, whatever the architecture.
 COMMON = frozenset(
     """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
@@ -56,6 +58,8 @@ def decoder_from_config(config: Mapping[str, Any], dtype: str = "float32") -> De
     _refuse_unknown(config, name, family)
     width, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     layers = _size(config, "num_hidden_layers")
+    if layers > MOST_LAYERS:  # before anything is made a layer at a time
+        raise ValueError(f"config.json: num_hidden_layers is {layers}; more than {MOST_LAYERS} are taken for damage")
     biased = _flag(config, "attention_bias")
     return Decoder(
         vocab=_size(config, "vocab_size"),

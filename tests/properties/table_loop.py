@@ -12,6 +12,7 @@ import numpy as np
 
 from sdjax.core.cache import KV, Staged, empty_cache
 from sdjax.core.sampling import Warp
+from sdjax.core.spec import Spec, zeros
 from sdjax.core.types import Law
 from sdjax.decode.generate import generate
 from sdjax.decode.state import Loop, Params
@@ -22,6 +23,11 @@ from sdjax.trees.tree import Tree
 VOCAB = 3
 
 
+def table(vocab: int) -> Spec:
+    """A row of logits for each token."""
+    return Spec((vocab, vocab), jnp.float32, (None, None), zeros)
+
+
 @dataclass(frozen=True)
 class TableTarget:
     """Logits are params[newest token]; the cache is one number a token, there only to be committed."""
@@ -29,8 +35,8 @@ class TableTarget:
     vocab: int = VOCAB
     max_position: int = 4096
 
-    def specs(self) -> dict:
-        return {}
+    def specs(self) -> Spec:
+        return table(self.vocab)
 
     def empty_cache(self, batch, capacity):
         return empty_cache(1, batch, 1, capacity, 1, jnp.float32)
@@ -70,8 +76,8 @@ class TableDrafter:
     def nodes(self) -> int:
         return self.tree.nodes
 
-    def specs(self, target) -> dict:
-        return {}
+    def specs(self, target) -> Spec:
+        return table(target.vocab)
 
     def empty(self, target, batch, capacity):
         return ()

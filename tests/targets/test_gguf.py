@@ -102,6 +102,7 @@ def test_llama3_frequencies_become_their_scaling(tmp_path):
         ({"extra": {"llama.vocab_size": 65}}, "vocab_size is 65"),
         ({"extra": {"llama.rope.dimension_count": 4}}, "rotated 4"),
         ({"extra": {"llama.block_count": "two"}}, "block_count"),
+        ({"extra": {"llama.block_count": 4_000_000_000}}, r"block_count is 4000000000, but the file holds \d+ tensors"),
         ({"extra": {"llama.block_count": 3}}, r"missing blk\.2\.attn_norm\.weight \[32\]"),
         ({"extra": {"llama.attention.head_count": 3}}, "heads"),
         ({"extra": {"llama.attention.head_count_kv": [2, 1]}}, "head_count_kv"),

@@ -183,6 +183,7 @@ def test_a_damaged_config_is_named(saved, text):
         ({"sliding_window": 16}, "sliding_window"),
         ({"hidden_size": "many"}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 4_000_000_000}, "more than 10000 are taken for damage"),
         ({"num_attention_heads": 5}, "hidden_size 32"),
         ({"num_key_value_heads": 3}, "kv_heads"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
