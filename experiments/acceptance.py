@@ -8,19 +8,17 @@ uniform at each depth ("8x2x1"), so that all ranks are tried equally often. The 
 for each depth, `pooled` over all of them. A rate belongs to one pair of models, temperature, law and kind of prompt.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import tyro
 
 import sdjax
 from experiments.config import DecodeConfig, find_config, load_file
-from experiments.launch import launch_identity, use_compilation_cache
+from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
 from sdjax.decode.generate import bucket, generate, rows_needed
 from sdjax.study.methods import Arm, Sampling, arms
 from sdjax.study.prompts import encode, load_prompts
@@ -120,10 +118,6 @@ def show(found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        use_compilation_cache()
-        jax.config.update("jax_default_matmul_precision", "float32")
+    with mistakes_end_the_program():
+        decode_in_float32()
         main(tyro.cli(Measurement, description=__doc__))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -7,14 +7,12 @@ Times are in steps of plain decoding (a pass over one token), behind the config'
 the mean over the method's levels, so take one about as wide as the tree to be chosen.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
@@ -22,7 +20,7 @@ import tyro
 import sdjax
 from experiments.acceptance import arm_named
 from experiments.config import find_config, load_file
-from experiments.launch import launch_identity, use_compilation_cache
+from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
 from sdjax.decode.generate import bucket, rows_needed
 from sdjax.study.methods import Arm
 from sdjax.study.prompts import encode, load_prompts
@@ -86,10 +84,6 @@ def interleaved(calls: Sequence[Callable[[], Any]]) -> list[float]:
 
 
 if __name__ == "__main__":
-    try:
-        use_compilation_cache()
-        jax.config.update("jax_default_matmul_precision", "float32")
+    with mistakes_end_the_program():
+        decode_in_float32()
         main(tyro.cli(Measurement, description=__doc__))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

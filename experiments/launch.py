@@ -5,6 +5,8 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +29,22 @@ def use_compilation_cache() -> Path | None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return folder
+
+
+def decode_in_float32() -> None:
+    """Keeps compiled programs, and has accelerators multiply float32 in full: what equality and costs are claimed for."""
+    use_compilation_cache()
+    jax.config.update("jax_default_matmul_precision", "float32")
+
+
+@contextmanager
+def mistakes_end_the_program() -> Iterator[None]:
+    """A ValueError, the caller's mistake, is one line on stderr and exit code 2, without a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def launch_identity() -> dict[str, Any]:

@@ -12,7 +12,6 @@ or for the tables.
 """
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import tyro
 
+from experiments.launch import mistakes_end_the_program
 from sdjax.core.types import Law
 from sdjax.trees.tree import Tree
 from sdjax.verify.base import Rule
@@ -135,7 +135,5 @@ def plot(question: Question, path: Path, tree: Tree, law: Law) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with mistakes_end_the_program():
         main(tyro.cli(Question, description=__doc__, config=(tyro.conf.EnumChoicesFromValues,)))
-    except ValueError as error:
-        sys.exit(f"error: {error}")

@@ -9,7 +9,6 @@ The acceptance file comes from experiments.acceptance, the cost curve from exper
 """
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import tyro
 
+from experiments.launch import mistakes_end_the_program
 from sdjax.trees.acceptance import check_rates, isotonic
 from sdjax.trees.hardware import Choice, CostCurve, choices
 from sdjax.trees.sequoia import sequoia_tree
@@ -90,8 +90,5 @@ def print_tree(tree: Tree) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with mistakes_end_the_program():
         main(tyro.cli(Search, description=__doc__))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

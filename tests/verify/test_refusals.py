@@ -132,7 +132,7 @@ def test_the_command_line():
     """The exit status and the one line of an error, without a traceback."""
     command = [sys.executable, "-m", "experiments.law", "--rule", "block", "--tree", "2x2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.startswith("error: BlockVerification judges chains only")
+    assert done.returncode == 2 and done.stderr.startswith("error: BlockVerification judges chains only")
 
 
 def test_random_tables_are_laws():
