@@ -1,8 +1,8 @@
 """The one definition of every number: from records of verify steps to τ.
 
 For request r and step s: drafted nodes l, drafts accepted a, tokens committed e (= a + 1 unless a stop token
-or the cap cuts it), nodes n that the target
-ran, absent ones included. The token sampled by prefill is in no e. A row with e = 0 is no step.
+or the cap cuts it), nodes n that the target ran, absent ones included. The token sampled by prefill is in no e. A row
+with e = 0 is no step.
 """
 
 from dataclasses import asdict, dataclass
