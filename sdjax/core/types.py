@@ -138,3 +138,7 @@ class Trace:
         tokens, segments, mask = (jnp.roll(x, -by, 1) for x in (self.batch.tokens, self.batch.segments, self.batch.loss_mask))
         inside = jnp.arange(tokens.shape[1]) < tokens.shape[1] - by
         return tokens, (mask & inside & (segments == self.batch.segments)).astype(jnp.float32)
+
+    def teacher(self, by: int) -> Float[Array, "B T E"]:
+        """The target's final state that predicts the token `by` places further."""
+        return jnp.roll(self.hidden, 1 - by, 1)

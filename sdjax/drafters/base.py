@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol, Self
 
-from jaxtyping import Array, Float, Key
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
 
 from sdjax.core.types import Committed, Context, Draft, Trace
 from sdjax.targets.decoder import Decoder, Tap
@@ -57,6 +58,10 @@ class Drafter(Protocol):
 
 class Trainable(Drafter, Protocol):
     """A drafter with parameters of its own to learn."""
+
+    def initial(self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]) -> Any:
+        """The parameters that training starts from; `counts` of the tokens to be learnt choose a draft vocabulary."""
+        ...
 
     def loss(
         self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]

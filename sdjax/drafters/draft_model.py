@@ -3,15 +3,18 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
 
 from sdjax.core.cache import Cache, Staged, commit
+from sdjax.core.spec import initialise
 from sdjax.core.types import Committed, Context, Draft, Trace
 from sdjax.drafters.base import check_length
 from sdjax.drafters.chain import draft_chain, stage_token
 from sdjax.drafters.losses import cross_entropy, flatten, forward_kl, in_chunks, reverse_kl, total_variation, weighted_mean
-from sdjax.targets.decoder import Decoder, Tap, causal_mask
+from sdjax.targets.decoder import Decoder, Tap, causal_mask, truncate_params
 from sdjax.targets.packed import trace_of
 
 
@@ -64,6 +67,12 @@ class DraftModel:
         draft, scratch = draft_chain(self.model, params, state, ctx, self.length, self.sampled)
         _, scratch = stage_token(self.model, params, state, scratch, draft.tokens[:, -1], self.length)
         return draft, scratch
+
+    def initial(self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]) -> Any:
+        """The target's first layers where the shapes allow it, else drawn anew."""
+        if replace(target, layers=self.model.layers, windows=self.model.windows) != self.model:
+            return initialise(self.specs(target), key)
+        return jax.tree.map(jnp.copy, truncate_params(target_params, self.model.layers))
 
     def loss(
         self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]

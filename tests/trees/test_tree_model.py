@@ -12,7 +12,8 @@ from sdjax.core.cache import commit
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Context, Law
 from sdjax.drafters.chain import draft_chain
-from sdjax.drafters.tree_model import TreeDraftModel, TreeSelfDraft, draft_tree
+from sdjax.drafters.recursion import draft_tree
+from sdjax.drafters.tree_model import TreeDraftModel, TreeSelfDraft, model_cell
 from sdjax.targets.decoder import causal_mask, truncate_params
 from sdjax.trees.tree import Tree
 from sdjax.verify.recursive import Recursive
@@ -42,7 +43,7 @@ def context(temperature):
 
 @cache
 def drafted(law, temperature=1.0):
-    run = lambda ctx: draft_tree(MODEL, ctx.target_params, ctx.cache, ctx, TREE, law, leaves=True)
+    run = lambda ctx: draft_tree(model_cell(MODEL, ctx.target_params, ctx.cache), ctx, TREE, law, leaves=True)
     return jax.jit(run)(context(temperature))
 
 
@@ -110,7 +111,7 @@ def test_a_tree_without_branches_is_the_chain_drafters():
     @jax.jit
     def run(ctx):
         laws = (Law.IID, Law.WITHOUT_REPLACEMENT)
-        of = lambda law: draft_tree(MODEL, ctx.target_params, ctx.cache, ctx, Tree.chain(3), law, leaves=False)[0]
+        of = lambda law: draft_tree(model_cell(MODEL, ctx.target_params, ctx.cache), ctx, Tree.chain(3), law)[0]
         return [of(law) for law in laws], draft_chain(MODEL, ctx.target_params, ctx.cache, ctx, 3, sampled=True)[0]
 
     trees, chain = run(context(1.0))

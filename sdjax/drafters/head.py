@@ -1,0 +1,103 @@
+"""A drafter's vocabulary head: the target's own, rows of it, or a matrix that is trained.
+
+A draft vocabulary holds the tokens that are most common in the target's own text (EAGLE-3; FR-Spec, arXiv:2502.14856).
+Its ids travel with the weights, so that no drafter is ever read with another's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from sdjax.core.linear import linear
+from sdjax.core.spec import Spec, normal
+from sdjax.core.types import Context
+from sdjax.targets.decoder import Decoder
+from sdjax.trees.draw import Children
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """`size` tokens (None: the target's whole vocabulary); `trained`: the matrix is learnt, and starts as the target's rows.
+
+    Its parameters are {ids, weight}, each where there is one: the whole vocabulary has no ids, and without training it
+    borrows the target's matrix.
+    """
+
+    size: int | None = None
+    trained: bool = False
+
+    def __post_init__(self):
+        if self.size is not None and self.size < 1:
+            raise ValueError(
+                f"the draft vocabulary's size is {self.size}; it must be at least 1 (None: the target's vocabulary)"
+            )
+
+    def specs(self, target: Decoder) -> dict[str, Spec]:
+        size = target.vocab if self.size is None else self.size
+        if size > target.vocab:
+            raise ValueError(f"the draft vocabulary has {size} tokens, the target's only {target.vocab}; make it smaller")
+        specs = {}
+        if self.size is not None:
+            specs["ids"] = Spec((size,), jnp.int32, (None,), spread_over(target.vocab), trainable=False)
+        if self.trained or self.size is not None:
+            shape = (size, target.width)
+            specs["weight"] = Spec(shape, jnp.dtype(target.dtype), ("vocab", "embed"), normal(), trainable=self.trained)
+        return specs
+
+    def initial(self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"]) -> dict[str, Array]:
+        """The tokens with the highest `counts`, and the target's rows for them."""
+        params, specs = {}, self.specs(target)
+        ids = jnp.asarray(most_common(counts, self.size or target.vocab))
+        if "ids" in specs:
+            params["ids"] = ids
+        if "weight" in specs:
+            params["weight"] = target_head(target, target_params)[ids]
+        return params
+
+    def logits(self, ctx: Context, params: dict[str, Array], hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
+        """float32, over the drafter's own vocabulary (D tokens)."""
+        if "weight" not in params:
+            return ctx.target.unembed(ctx.target_params, hidden)
+        return linear(hidden, params["weight"]).astype(jnp.float32)
+
+    def teacher(self, ctx: Context, params: dict[str, Array], hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
+        """The target's logits for the same tokens, from its final hidden state."""
+        if "ids" not in params:
+            return ctx.target.unembed(ctx.target_params, hidden)
+        return linear(hidden, target_head(ctx.target, ctx.target_params)[params["ids"]]).astype(jnp.float32)
+
+
+def target_head(target: Decoder, target_params: Any) -> Float[Array, "V E"]:
+    """The matrix that `target.unembed` multiplies with."""
+    return target_params["embed"] if target.tied else target_params["head"]
+
+
+def most_common(counts: Int[np.ndarray, " V"], size: int) -> Int[np.ndarray, " D"]:
+    """The ids of the `size` highest counts, ascending; ties to the lower id."""
+    return np.sort(np.argsort(-np.asarray(counts), kind="stable")[:size]).astype(np.int32)
+
+
+def own_tokens(ids: Int[Array, " D"] | None, tokens: Int[Array, "..."]) -> tuple[Int[Array, "..."], Array]:
+    """Target ids as places in the draft vocabulary, and whether they are in it (else the place means nothing)."""
+    if ids is None:
+        return tokens, jnp.ones(tokens.shape, bool)
+    place = jnp.minimum(jnp.searchsorted(ids, tokens), len(ids) - 1).astype(jnp.int32)
+    return place, ids[place] == tokens
+
+
+def in_target(children: Children, ids: Int[Array, " D"] | None, vocab: int) -> Children:
+    """Children drawn in a draft vocabulary, as the target's tokens; what q lacks has no mass."""
+    if ids is None:
+        return children
+    q = children.q
+    if q is not None:
+        q = jnp.zeros((*q.shape[:-1], vocab), q.dtype).at[..., ids].set(q)
+    return children.replace(tokens=ids[children.tokens], q=q)
+
+
+def spread_over(vocab: int) -> Any:
+    """An initialiser: distinct ids, evenly spread over the vocabulary."""
+    return lambda key, shape, dtype: (jnp.arange(shape[0]) * vocab // shape[0]).astype(dtype)

@@ -1,0 +1,29 @@
+"""The size of a dynamic tree, as hashable data: its shape is found at each step (EAGLE-2, arXiv:2406.16858)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """`depth` levels; at each, the `width` likeliest nodes bring forth `width` children; `nodes` are kept, anchor included.
+
+    The published defaults for 7-8B targets are width 10, 60 nodes, and 6 (EAGLE-2) or 8 (EAGLE-3) levels.
+    """
+
+    depth: int = 6
+    nodes: int = 60
+    width: int = 10
+
+    def __post_init__(self):
+        if self.depth < 1 or self.width < 1:
+            raise ValueError(f"a dynamic tree needs depth ≥ 1 and width ≥ 1; got depth {self.depth}, width {self.width}")
+        if not self.depth < self.nodes <= self.candidates + 1:
+            raise ValueError(
+                f"nodes is {self.nodes}; {self.depth} levels of width {self.width} bring {self.candidates} candidates, so it "
+                f"must lie in {self.depth + 1}..{self.candidates + 1}"
+            )
+
+    @property
+    def candidates(self) -> int:
+        """Nodes that the levels bring, of which `nodes` - 1 are kept."""
+        return self.width + (self.depth - 1) * self.width**2
