@@ -19,10 +19,10 @@ import tyro
 import sdjax
 from experiments.config import DecodeConfig, find_config, load_file
 from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
+from sdjax.core.plain import write_json
 from sdjax.decode.generate import bucket, generate, rows_needed
 from sdjax.study.methods import Arm, Sampling, arms
 from sdjax.study.prompts import encode, load_prompts
-from sdjax.study.runs import write_json
 from sdjax.targets.load import Model
 from sdjax.trees.acceptance import Counts, count_accepted
 from sdjax.trees.tree import Tree

@@ -51,10 +51,11 @@ class DecodeConfig:
             raise ValueError(f"stream shows one answer at a time, but decode.batch is {self.decode.batch}; set it to 1")
 
 
-def parse(arguments: Sequence[str], program: str, folder: str) -> Any:
-    """The config of `--config FILE`, with the rest of the command line applied to it.
+def parse(arguments: Sequence[str], program: str, folder: str, kind: type = DecodeConfig) -> Any:
+    """The config of `--config FILE`, of the given kind, with the rest of the command line applied to it.
 
-    Leaves (SystemExit 2) for an option that no field has, naming the nearest; ValueError for an unknown file.
+    Leaves (SystemExit 2) for an option that no field has, naming the nearest; ValueError for a file that is unknown or
+    holds another kind of config.
     """
     first = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
     first.add_argument("--config")
@@ -62,9 +63,12 @@ def parse(arguments: Sequence[str], program: str, folder: str) -> Any:
     if given.config is None:
         raise ValueError(f"give --config FILE; these are here:\n{catalogue(folder)}\n(with --config, --help lists every field)")
     module = load_file(find_config(given.config))
+    config = module.get_config()
+    if not isinstance(config, kind):
+        raise ValueError(f"--config: {given.config} holds a {type(config).__name__}, but {program} takes a {kind.__name__}")
     return tyro.cli(
-        DecodeConfig,
-        default=module.get_config(),
+        kind,
+        default=config,
         args=rest,
         prog=f"{program} --config {given.config}",
         description=module.__doc__,

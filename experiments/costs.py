@@ -21,10 +21,10 @@ import sdjax
 from experiments.acceptance import arm_named
 from experiments.config import find_config, load_file
 from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
+from sdjax.core.plain import write_json
 from sdjax.decode.generate import bucket, rows_needed
 from sdjax.study.methods import Arm
 from sdjax.study.prompts import encode, load_prompts
-from sdjax.study.runs import write_json
 from sdjax.study.timing import REPEATS, prefilled, propose, seconds, verify
 
 

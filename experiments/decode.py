@@ -19,12 +19,13 @@ from rich.console import Console
 import sdjax
 from experiments.config import DecodeConfig, parse
 from experiments.launch import launch_identity, use_compilation_cache
+from sdjax.core.plain import plain_data
 from sdjax.study.compare import Comparison
 from sdjax.study.equality import Mismatch, mismatches
 from sdjax.study.methods import Promise, arms
 from sdjax.study.prompts import Prompt, load_prompts
 from sdjax.study.report import Summary, show, summarise
-from sdjax.study.runs import open_run, plain_data
+from sdjax.study.runs import open_run
 from sdjax.study.screen import Screen
 from sdjax.targets.load import Model
 

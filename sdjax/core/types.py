@@ -121,6 +121,15 @@ class Batch:
     segments: Int[Array, "B T"]
     loss_mask: Bool[Array, "B T"]
 
+    def ahead(self, by: int) -> tuple[Int[Array, "B T"], Float[Array, "B T"]]:
+        """The token `by` places further and its weight: 0 where it is not learnt from, or of another document.
+
+        Loss mask and labels are shifted here, together, and nowhere else.
+        """
+        tokens, segments, mask = (jnp.roll(x, -by, 1) for x in (self.tokens, self.segments, self.loss_mask))
+        inside = jnp.arange(tokens.shape[1]) < tokens.shape[1] - by
+        return tokens, (mask & inside & (segments == self.segments)).astype(jnp.float32)
+
 
 @struct.dataclass
 class Trace:
@@ -131,13 +140,8 @@ class Trace:
     hidden: Float[Array, "B T E"]
 
     def ahead(self, by: int) -> tuple[Int[Array, "B T"], Float[Array, "B T"]]:
-        """The token `by` places further and its weight: 0 where it is not learnt from, or of another document.
-
-        Loss mask and labels are shifted here, together, and nowhere else.
-        """
-        tokens, segments, mask = (jnp.roll(x, -by, 1) for x in (self.batch.tokens, self.batch.segments, self.batch.loss_mask))
-        inside = jnp.arange(tokens.shape[1]) < tokens.shape[1] - by
-        return tokens, (mask & inside & (segments == self.batch.segments)).astype(jnp.float32)
+        """`Batch.ahead`."""
+        return self.batch.ahead(by)
 
     def teacher(self, by: int) -> Float[Array, "B T E"]:
         """The target's final state that predicts the token `by` places further."""

@@ -1,0 +1,167 @@
+"""Makes a corpus to train drafters on: text that the target writes itself, or text given, in its template.
+
+    python -m experiments.rollout --config configs/rollout/smollm2_own.py --prompts.count 2000
+
+The corpus is CORPORA/NAME, beside it NAME.work with the batches finished so far: the same command goes on from there.
+Several processes share the work with --hosts N --host I; whichever finishes last writes the corpus. Exit codes: 0; 2 for a
+mistake in config or input; 130 where stopped.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import sdjax
+from experiments.config import parse
+from experiments.launch import decode_in_float32, mistakes_end_the_program
+from experiments.rollout_config import Conversations, OwnText, RolloutConfig, Texts
+from sdjax.core.plain import plain_data
+from sdjax.core.sampling import Warp
+from sdjax.decode.state import Loop, Params
+from sdjax.study.prompts import Prompts, encode, load_prompts
+from sdjax.study.runs import differences
+from sdjax.study.stdlib_prompts import StandardLibrary
+from sdjax.targets.load import Model
+from sdjax.train.conversations import read_conversations, read_tfds
+from sdjax.train.corpus import Manifest, Origin, open_corpus, write_corpus
+from sdjax.train.documents import Document
+from sdjax.train.rollouts import Answers, OwnConversations, Request, Sampler, Work, Writer, roll, user_turn
+from sdjax.verify.walk import Walk
+
+SECONDS = 30  # between two lines of progress
+
+
+def main(arguments: Sequence[str]) -> int:
+    with mistakes_end_the_program():
+        config = parse(arguments, "python -m experiments.rollout", "rollout", RolloutConfig)
+        decode_in_float32()
+        try:
+            rollout(config, sdjax.load(config.target.name, config.target.dtype))
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on from here", file=sys.stderr)
+            return 130
+    return 0
+
+
+def rollout(config: RolloutConfig, model: Model, console: Console | None = None) -> Manifest | None:
+    """Makes or finishes the corpus; its manifest, or None where other processes have work left."""
+    console = console or Console()
+    if isinstance(config.prompts, (Conversations, Texts)):
+        origin = Origin.of(model, None, config.seed, recipe(config, model, []))
+        return finish(config, given(config.prompts, model), origin, config.prompts.longest or None, console)
+    requests, sampler = plan(config, model)
+    origin = Origin.of(model, config.warp.temperature, config.seed, recipe(config, model, requests))
+    if config.folder.exists():
+        return finish(config, [], origin, None, console)
+    host, hosts = config.place()
+    work = Work(config.folder.with_name(f"{config.name}.work"), host)
+    same_recipe(work, origin)
+    console.print(f"{model.name}: {len(requests)} documents, {work.folder} → {config.folder}", soft_wrap=True)
+    documents = roll(work, requests, sampler, config.batch, hosts, Progress(console))
+    if documents is None:
+        console.print(f"this process's share is done; the corpus is made by the last of the {hosts} to finish")
+        return None
+    return finish(config, documents, origin, None, console)
+
+
+def plan(config: RolloutConfig, model: Model) -> tuple[list[Request], Sampler]:
+    """What is asked, and how the target goes on from it."""
+
+    def writer(warp: Warp, max_new: int) -> Writer:
+        loop = Loop(model.target, config.drafter, Walk(), warp, model.tokenizer.stops, config.chunk)
+        return Writer(loop, Params(model.params, {}), max_new, config.seed)
+
+    answer = writer(config.warp, config.max_new)
+    if isinstance(config.prompts, OwnText):
+        header, between = user_turn(model.tokenizer)
+        user = writer(config.prompts.user, config.prompts.max_user)
+        requests = [Request(f"own-{i}", "own", header) for i in range(config.prompts.count)]
+        return requests, OwnConversations(user, answer, between)
+    if isinstance(config.prompts, StandardLibrary):
+        prompts, chat = config.prompts.prompts(), True
+    elif isinstance(config.prompts, Prompts):
+        prompts, chat = load_prompts(config.prompts), config.prompts.chat
+    else:
+        raise ValueError(f"prompts is {config.prompts!r}; nothing is sampled from it")
+    requests = [Request(p.id, p.category, encode(model.tokenizer, p, [], chat)) for p in prompts]
+    return [request for request in requests if len(request.tokens) <= config.longest_prompt], Answers(answer)
+
+
+def given(source: Conversations | Texts, model: Model) -> Iterable[Document]:
+    """The documents of text that is there already."""
+    if isinstance(source, Conversations):
+        return read_conversations(source.file, model.tokenizer)
+    return read_tfds(source.dataset, source.split, source.column, model.tokenizer, source.data_dir)
+
+
+def recipe(config: RolloutConfig, model: Model, requests: Sequence[Request]) -> dict[str, Any]:
+    """All that decides the corpus's contents beside what its manifest names: the config, and a hash of what was asked."""
+    fields = {key: value for key, value in plain_data(config).items() if key not in ("corpora", "host", "hosts")}
+    asked = json.dumps([[request.id, request.source, list(request.tokens)] for request in requests])
+    stops = list(model.tokenizer.stops)
+    return {"config": fields, "stops": stops, "requests": hashlib.sha256(asked.encode()).hexdigest()}
+
+
+def same_recipe(work: Work, origin: Origin) -> None:
+    """Notes what the work folder is of; ValueError naming what differs where it is of something else."""
+    work.folder.mkdir(parents=True, exist_ok=True)
+    path, wanted = work.folder / "origin.json", json.loads(json.dumps(asdict(origin)))
+    if path.exists():
+        refuse_another(work.folder, json.loads(path.read_text(encoding="utf-8")), wanted)
+        return
+    hidden = work.folder / f".origin.part{work.host}"
+    hidden.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    hidden.replace(path)
+
+
+def refuse_another(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
+    if known != wanted:
+        changes = "; ".join(differences(known, wanted))
+        raise ValueError(f"{folder} is of another config ({changes}); take another --name, or remove the folder")
+
+
+def finish(
+    config: RolloutConfig, documents: Iterable[Document], origin: Origin, longest: int | None, console: Console
+) -> Manifest:
+    """The manifest of the corpus, which is written unless it is there."""
+    if not config.folder.exists():
+        try:
+            write_corpus(config.folder, documents, origin, longest, config.place()[0])
+        except OSError:
+            if not config.folder.exists():  # else another process was the last to finish, too
+                raise
+    manifest = open_corpus(config.folder).manifest
+    wanted = json.loads(json.dumps(asdict(origin)))
+    refuse_another(config.folder, {key: value for key, value in asdict(manifest).items() if key in wanted}, wanted)
+    console.print(
+        f"{config.folder}: {manifest.documents} documents ({manifest.dropped} dropped), {manifest.tokens} tokens, "
+        f"{manifest.supervised} of them supervised",
+        soft_wrap=True,
+    )
+    return manifest
+
+
+class Progress:
+    """A line now and then: documents done, and tokens a second since the start."""
+
+    def __init__(self, console: Console):
+        self._console, self._tokens = console, 0
+        self._begin = self._last = time.monotonic()
+
+    def __call__(self, done: int, total: int, tokens: int) -> None:
+        self._tokens += tokens
+        now = time.monotonic()
+        if now - self._last >= SECONDS or done == total:
+            self._console.print(f"{done} of {total} documents, {self._tokens / (now - self._begin):.0f} tokens/s")
+            self._last = now
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

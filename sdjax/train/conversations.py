@@ -1,0 +1,98 @@
+"""Text that the target did not sample: conversations whose assistant turns are learnt from, and plain text."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+
+from sdjax.targets.chat import Message
+from sdjax.targets.tokenizer import Tokenizer
+from sdjax.train.documents import Document, Span
+
+
+def conversation(tokenizer: Tokenizer, messages: Sequence[Message], id: str, source: str) -> Document:
+    """The conversation in the model's template; assistant turns are supervised, up to and including their end token.
+
+    Each turn is encoded by itself, as it is when the model is served. ValueError where the template renders earlier
+    turns otherwise once later ones follow: a mask could not be told from such text.
+    """
+    whole = tokenizer.chat(messages, add_generation_prompt=False)
+    spans: list[Span] = []
+    at = 0
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        if i == 0:
+            raise ValueError(f"{source}, {id}: the assistant has the first turn; put what it answers before it")
+        start = len(prefix(whole, tokenizer.chat(messages[:i], add_generation_prompt=True), id, i))
+        stop = len(prefix(whole, tokenizer.chat(messages[: i + 1], add_generation_prompt=False), id, i + 1))
+        spans += [(tokenizer.encode(whole[at:start], add_bos=None if at == 0 else False), False)]
+        spans += turn(tokenizer, whole[start:stop])
+        at = stop
+    return Document.of_spans([*spans, (tokenizer.encode(whole[at:], add_bos=False), False)], id, source)
+
+
+def prefix(whole: str, part: str, id: str, count: int) -> str:
+    """`part`, which must begin `whole`."""
+    if not whole.startswith(part):
+        raise ValueError(
+            f"conversation {id}: the chat template renders its first {count} messages otherwise when more follow, so that "
+            "no mask over the assistant's turns can be made; give it as several conversations, each ending at one answer"
+        )
+    return part
+
+
+def turn(tokenizer: Tokenizer, text: str) -> list[Span]:
+    """An assistant's turn: what it says through its last stop token, and what the template puts behind that."""
+    ids = tokenizer.encode(text, add_bos=False)
+    stops = [i for i, token in enumerate(ids) if token in tokenizer.stops]
+    end = stops[-1] + 1 if stops else len(ids)
+    return [(ids[:end], True), (ids[end:], False)]
+
+
+def plain_text(tokenizer: Tokenizer, text: str, id: str, source: str) -> Document:
+    """All of the text is supervised, but for its first token."""
+    return Document.of_spans([(tokenizer.encode(text), True)], id, source)
+
+
+def read_conversations(path: str | Path, tokenizer: Tokenizer) -> Iterator[Document]:
+    """A JSONL file, each line with `messages` (chat) or `text`, and perhaps `id` and `source`. ValueError names the line."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is not there; give the path of a JSONL file with `messages` or `text` on each line")
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield parse(line, f"{path}, line {number}", f"{path.stem}/{number}", tokenizer)
+
+
+def parse(line: str, where: str, name: str, tokenizer: Tokenizer) -> Document:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error})") from error
+    if not isinstance(row, dict) or not ("messages" in row or isinstance(row.get("text"), str)):
+        raise ValueError(f"{where}: neither `messages` nor `text` is there, found {line:.60}")
+    id, source = str(row.get("id", name)), str(row.get("source", "conversations"))
+    if "messages" not in row:
+        return plain_text(tokenizer, row["text"], id, source)
+    try:
+        return conversation(tokenizer, row["messages"], id, source)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def read_tfds(name: str, split: str, column: str, tokenizer: Tokenizer, data_dir: str | None = None) -> Iterator[Document]:
+    """The texts of a prepared dataset of tensorflow-datasets (in ArrayRecord files); `column` holds text."""
+    try:
+        rows = tfds.data_source(name, split=split, data_dir=data_dir, download=False)
+    except Exception as error:  # tfds raises what it likes: its own errors, AssertionError, ImportError
+        reason = f"{type(error).__name__}: {str(error).strip():.200}"
+        fix = f"prepare it first: tfds build {name} --file_format=array_record"
+        raise ValueError(f"tfds cannot open {name!r}, split {split!r} ({reason}); {fix}") from error
+    for i in range(len(rows)):
+        row = rows[i]
+        if column not in row:
+            raise ValueError(f"{name!r} has no column {column!r}; it has {', '.join(row)}")
+        yield plain_text(tokenizer, row[column].decode(), f"{split}/{i}", name)

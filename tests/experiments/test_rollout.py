@@ -1,0 +1,112 @@
+"""The rollout launcher: one command makes a corpus, makes it once, and refuses another's."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from experiments.config import config_files, load_file, parse
+from experiments.rollout import main, rollout
+from experiments.rollout_config import Conversations, OwnText, RolloutConfig
+from sdjax.core.sampling import Warp
+from sdjax.drafters.no_draft import NoDraft
+from sdjax.study.prompts import Prompts
+from sdjax.study.stdlib_prompts import StandardLibrary
+from sdjax.train.corpus import check_target, open_corpus
+from tests.experiments.tiny_model import model
+
+TEXTS = Prompts(text=("hello hello hel", "abc abc abc", "what is it?"))
+
+
+def config(folder, **changes):
+    fields = {
+        "name": "tiny",
+        "drafter": NoDraft(),
+        "prompts": TEXTS,
+        "max_new": 8,
+        "batch": 2,
+        "chunk": 16,
+        "corpora": str(folder),
+    }
+    return RolloutConfig(**(fields | changes))
+
+
+def run(config):
+    """The manifest, and what was printed."""
+    printed = io.StringIO()
+    return rollout(config, model(), Console(file=printed, width=200)), printed.getvalue()
+
+
+def test_prompts_are_answered_once(tmp_path):
+    manifest, printed = run(config(tmp_path))
+    assert "3 of 3 documents" in printed and f"{manifest.supervised} of them supervised" in printed
+    corpus = open_corpus(tmp_path / "tiny")
+    check_target([corpus], model())
+    assert (corpus.manifest.temperature, corpus.manifest.supervised) == (1.0, 24)
+    assert model().tokenizer.decode(corpus[1].tokens).startswith("u abc abc abc. a ")
+    again, printed = run(config(tmp_path))
+    assert again == manifest and "documents/s" not in printed
+    with pytest.raises(ValueError, match=r"seed was 0, is 1"):
+        run(config(tmp_path, seed=1))
+    (tmp_path / "tiny").rename(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"tiny.work is of another config .*config.max_new was 8, is 9"):
+        run(config(tmp_path, max_new=9))
+    assert run(config(tmp_path))[0].identity == manifest.identity
+
+
+def test_hosts_share_the_work(tmp_path):
+    alone, _ = run(config(tmp_path / "alone"))
+    first, printed = run(config(tmp_path, hosts=2, host=0))
+    assert first is None and "by the last of the 2 to finish" in printed
+    assert run(config(tmp_path, hosts=2, host=1))[0].identity == alone.identity
+
+
+def test_the_target_may_write_both_sides(tmp_path):
+    manifest, _ = run(config(tmp_path, prompts=OwnText(count=3, max_user=8), warp=Warp(0.5)))
+    assert (manifest.documents + manifest.dropped, manifest.temperature) == (3, 0.5)
+
+
+def test_given_conversations_are_of_no_target(tmp_path):
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "oh"}]
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "abc abc"}) + "\n")
+    manifest, _ = run(config(tmp_path, prompts=Conversations(str(tmp_path / "x.jsonl"), longest=4)))
+    assert (manifest.target_identity, manifest.temperature, manifest.supervised) == (None, None, 3)
+    (tmp_path / "y.jsonl").write_text(json.dumps({"messages": chat}))
+    manifest, _ = run(config(tmp_path, name="y", prompts=Conversations(str(tmp_path / "y.jsonl"))))
+    assert (manifest.tokens, manifest.supervised) == (len("u hi. a oh. a "), len("oh. a ")), "no end token: all that follows"
+
+
+def test_functions_of_the_standard_library():
+    prompts = StandardLibrary(count=40).prompts()
+    assert len({prompt.id for prompt in prompts}) == 40 and StandardLibrary(count=10, skip=5).prompts() == prompts[5:15]
+    for prompt in prompts:
+        assert "```python\ndef " in prompt.turns[0] and prompt.turns[0].endswith('    """\n```')
+
+
+@pytest.mark.parametrize("path", config_files("rollout"), ids=lambda path: path.stem)
+def test_every_config_says_its_command(path):
+    module = load_file(path)
+    assert f"--config configs/rollout/{path.name}" in module.__doc__
+    options = ["--config", str(path), "--warp.temperature", "0.3", "--prompts.count", "7"]
+    changed = parse(options, "rollout", "rollout", RolloutConfig)
+    assert module.get_config().name == path.stem == changed.name
+    assert (changed.warp.temperature, changed.prompts.count) == (0.3, 7)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (
+            ["--config", "configs/rollout/smollm2_prompts.py", "--prompts.file", "nowhere.jsonl"],
+            "give the path of a JSONL file by",
+        ),
+        (["--config", "configs/decode/smollm2_humaneval.py"], "takes a RolloutConfig"),
+        (["--config", "configs/rollout/smollm2_own.py", "--hosts", "2", "--host", "2"], "host is 2 of 2 hosts"),
+    ],
+)
+def test_mistakes_are_one_line(options, words, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.rollout.sdjax.load", lambda *_: model())
+    with pytest.raises(SystemExit) as left:
+        main(options)
+    assert left.value.code == 2 and words in capsys.readouterr().err

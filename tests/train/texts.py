@@ -1,0 +1,30 @@
+"""Small corpora for the suites of training."""
+
+import numpy as np
+
+from sdjax.train.corpus import Origin
+from sdjax.train.documents import Document
+
+ORIGIN = Origin("sha256:target", "tokenizer", "template", 1.0, 0, {"made": {"by": ["a", "test"]}})
+
+
+def document(prompt: int, answer: int, name: str = "d", start: int = 0) -> Document:
+    """Distinct tokens start, start + 1, …; those of the answer are supervised."""
+    tokens = list(range(start, start + prompt + answer))
+    return Document.of_spans([(tokens[:prompt], False), (tokens[prompt:], True)], name, "test")
+
+
+def documents(count: int, seed: int = 0, longest: int = 12, start: int = 0) -> list[Document]:
+    """Documents of random lengths, no token of which occurs twice among them."""
+    random = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        prompt, answer = random.integers(1, longest, 2).tolist()
+        made.append(document(prompt, answer, f"d{i}", start))
+        start += prompt + answer
+    return made
+
+
+def same(one: Document, other: Document) -> bool:
+    equal = np.array_equal(one.tokens, other.tokens) and np.array_equal(one.loss_mask, other.loss_mask)
+    return equal and (one.id, one.source) == (other.id, other.source)
