@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-import sdjax
 from sdjax.core.sampling import Warp
+from sdjax.core.spec import check_params
 from sdjax.decode.state import Loop, Params
-from sdjax.targets.load import Model
+from sdjax.targets.load import Model, load
+from sdjax.train.saved import is_saved, load_drafter
 from sdjax.verify.walk import Walk
 
 
@@ -16,12 +17,13 @@ from sdjax.verify.walk import Walk
 class Method:
     """A way of decoding: who guesses and who judges."""
 
-    drafter: Any
-    """Who guesses."""
+    drafter: Any = None
+    """Who guesses; None: the saved drafter that `weights` names, as it was saved."""
     rule: Any = Walk()
     """Who judges."""
     weights: str = ""
-    """Name or path of an independent draft model (it gives the drafter its shape, too); empty: the drafter has no weights."""
+    """A saved drafter (a folder, or a name in zoo/), or the name or path of an independent draft model, which gives the
+    drafter its shape, too; empty: the drafter has no weights."""
     greedy: bool = True
     """Whether it also runs at temperature 0, where a sampled draft is the argmax like any other."""
 
@@ -88,7 +90,7 @@ def arms(methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk:
     if not methods:
         raise ValueError("methods is empty; the first must be plain decoding (NoDraft), the baseline of the others")
     first, baseline = next(iter(methods.items()))
-    if baseline.drafter.nodes != 1 or not baseline.greedy:
+    if baseline.drafter is None or baseline.drafter.nodes != 1 or not baseline.greedy:
         raise ValueError(
             f"the first method, {first!r}, is the baseline of every speed-up and equality: it must be plain decoding (NoDraft)"
         )
@@ -103,12 +105,19 @@ def arms(methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk:
 
 
 def with_weights(name: str, method: Method, model: Model) -> tuple[Any, Params]:
-    """The drafter and both models' weights; an independent draft model is loaded here."""
+    """The drafter and both models' weights; saved drafters and independent draft models are loaded here."""
+    if is_saved(method.weights):
+        drafter, params = load_drafter(method.weights, model)
+        drafter = method.drafter or drafter
+        check_params(drafter.specs(model.target), params, f"method {name!r}'s drafter, {type(drafter).__name__}")
+        return drafter, Params(model.params, params)
+    if method.drafter is None:
+        raise ValueError(f"method {name!r} names neither a drafter nor, by weights ({method.weights!r}), a saved one")
     if not method.weights:
         if method.drafter.specs(model.target):
             raise ValueError(f"method {name!r} needs weights; give methods.{name}.weights a model's name or path")
         return method.drafter, Params(model.params, {})
-    draft = sdjax.load(method.weights, model.target.dtype)
+    draft = load(method.weights, model.target.dtype)
     try:
         drafter = replace(method.drafter, model=draft.target)
     except TypeError as error:

@@ -1,0 +1,93 @@
+"""Decodes several prompt sets by many methods, and writes one page of results.
+
+    python -m experiments.sweep --config configs/sweep/smollm2.py
+
+Each prompt set is a comparison of its own (as of experiments.decode, interleaved with plain decoding), in
+runs/NAME/SET; a sweep that was stopped goes on there. The page, runs/NAME/results.md, is made from these folders alone:
+
+    python -m experiments.sweep --config configs/sweep/smollm2.py --page docs/results/smollm2.md
+
+Exit codes are those of experiments.decode.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+import sdjax
+from experiments.config import DecodeConfig, TargetConfig, parse
+from experiments.decode import decode
+from experiments.launch import mistakes_end_the_program, use_compilation_cache
+from sdjax.core.plain import write_json
+from sdjax.study.compare import Decoding
+from sdjax.study.methods import Method, Sampling
+from sdjax.study.page import PromptSet, about_methods, results_page
+from sdjax.study.prompts import Prompt, Prompts, load_prompts
+from sdjax.targets.load import Model
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Methods (drafters × rules × trees) on several prompt sets, at several temperatures."""
+
+    name: str
+    """The sweep's folder is runs/NAME."""
+    methods: dict[str, Method]
+    """What is compared, by name. The first is plain decoding, the baseline."""
+    sets: dict[str, Prompts]
+    """The prompt sets, by name."""
+    title: str = "Results"
+    """The page's heading."""
+    rule: Sampling = Sampling()
+    target: TargetConfig = TargetConfig()
+    decode: Decoding = field(default_factory=Decoding)
+    runs: str = "runs"
+    """Where sweeps' folders are."""
+    page: str = ""
+    """Where the page goes; empty: results.md in the sweep's folder."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.runs) / self.name
+
+    def comparison(self, name: str) -> DecodeConfig:
+        """The comparison on one of the prompt sets."""
+        return DecodeConfig(name, self.methods, self.sets[name], self.rule, self.target, self.decode, runs=str(self.folder))
+
+
+def main(arguments: Sequence[str]) -> int:
+    config = parse(arguments, "python -m experiments.sweep", "sweep", SweepConfig)
+    use_compilation_cache()
+    jax.config.update("jax_default_matmul_precision", "float32" if config.target.dtype == "float32" else None)
+    prompts = {name: load_prompts(chosen) for name, chosen in config.sets.items()}
+    return sweep(config, prompts, sdjax.load(config.target.name, config.target.dtype))
+
+
+def sweep(config: SweepConfig, prompts: Mapping[str, Sequence[Prompt]], model: Model, console: Console | None = None) -> int:
+    """Runs or resumes every comparison and writes the page; the worst exit code."""
+    if not config.sets:
+        raise ValueError("sets is empty; name at least one prompt set")
+    console = console or Console()
+    codes = [decode(config.comparison(name), prompts[name], model, console) for name in config.sets]
+    console.print(f"\nresults → {write_page(config, model)}", markup=False, soft_wrap=True)
+    return max(codes)
+
+
+def write_page(config: SweepConfig, model: Model) -> Path:
+    """Makes the page from the run folders; where it is."""
+    about = about_methods(config.methods, model)
+    write_json(config.folder / "methods.json", about)
+    sets = [PromptSet.read(name, config.folder / name) for name in config.sets]
+    page = Path(config.page) if config.page else config.folder / "results.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(results_page(config.title, about, sets), encoding="utf-8")
+    return page
+
+
+if __name__ == "__main__":
+    with mistakes_end_the_program():
+        sys.exit(main(sys.argv[1:]))
