@@ -11,13 +11,14 @@ MAY_BE_EMPTY := || { code=$$?; test $$code -eq 5; }
 UV_COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint format test test-model test-law test-parity bench-decode bench-rules lock clean
+.PHONY: help setup demo lint format test test-model test-law test-slow test-parity bench-decode bench-rules lock clean
 
 help:
 	@echo "make demo          SmolLM2-135M answers HumanEval prompts, plainly and speculatively: one table (≤ 15 minutes)"
 	@echo "make test          lint, types and the quick tests"
 	@echo "make test-model    tests on the real SmolLM2-135M"
 	@echo "make test-law      exact laws of larger models"
+	@echo "make test-slow     training killed at random moments, many times"
 	@echo "make test-parity   against other people's code (an environment of its own, with PyTorch)"
 	@echo "make bench-decode  speed and memory of the decode loop;  make bench-rules  the rules compared"
 	@echo "make lint, format  ruff and mypy;  make lock  new pinned versions;  make clean  removes environments"
@@ -56,7 +57,7 @@ format: $(READY)
 
 test: lint
 	@echo "── The quick tests"
-	@$(PYTEST) -n 2 -m "not parity and not law and not model"
+	@$(PYTEST) -n 2 -m "not parity and not law and not model and not slow"
 
 test-model: $(READY)
 	@echo "── Tests on the real model"
@@ -65,6 +66,10 @@ test-model: $(READY)
 test-law: $(READY)
 	@echo "── Exact laws of larger models"
 	@$(PYTEST) -n 2 -m law $(MAY_BE_EMPTY)
+
+test-slow: $(READY)
+	@echo "── Runs that are killed many times"
+	@$(PYTEST) -m slow $(MAY_BE_EMPTY)
 
 test-parity: $(READY_PARITY)
 	@echo "── Parity with other people's code"

@@ -15,7 +15,20 @@ from typing import Any
 import jax
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("sdjax", "jax", "jaxlib", "libtpu", "numpy", "scipy", "flax", "tokenizers", "gguf")
+PACKAGES = (
+    "sdjax",
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "numpy",
+    "scipy",
+    "flax",
+    "tokenizers",
+    "gguf",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+)
 
 
 def use_compilation_cache() -> Path | None:

@@ -50,6 +50,8 @@ class Drafter(Protocol):
         """Guesses a tree below the anchor; changes nothing."""
         ...
 
+    def __hash__(self) -> int: ...
+
     @classmethod
     def tiny(cls, target: Decoder) -> Self:
         """A small instance for the conformance suite."""

@@ -1,13 +1,14 @@
 """One optimiser step: the loss of a batch, its gradient, the update. The target's weights are read, never donated."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from sdjax.core.types import Batch
@@ -16,35 +17,58 @@ from sdjax.targets.decoder import Decoder
 from sdjax.targets.packed import trace_of
 from sdjax.train.context import training_context
 from sdjax.train.optimiser import Optimiser
+from sdjax.train.partition import Learnt, is_float, masters, merge, split, working
 
 Metrics = dict[str, Float[Array, ""]]
-# loss(params, target_params, batch, key) -> (scalar, metrics)
-Loss = Callable[[Any, Any, Batch, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
+Value = tuple[Float[Array, ""], Metrics]
+# loss(params, target_params, batch, key, step) -> (scalar, metrics)
+Loss = Callable[[Any, Any, Batch, Key[Array, ""], Int[Array, ""]], Value]
 
 
 @struct.dataclass
 class TrainState:
-    """What training changes; a checkpoint holds all of it."""
+    """What training changes; a checkpoint holds all of it. `learnt` says which leaves of `params` those are.
+
+    `ema` is the running average of what is learnt, None where none is kept.
+    """
 
     params: Any
     optimiser: Any
     step: Int[Array, ""]
     key: Key[Array, ""]
+    ema: Any = None
+    learnt: Learnt = struct.field(pytree_node=False, default=())
+
+    @property
+    def averaged(self) -> Any:
+        """The parameters to decode with: the average where one is kept."""
+        return self.params if self.ema is None else merge(self.ema, split(self.params, self.learnt)[1])
 
 
-def begin(params: Any, optimiser: Optimiser, seed: int) -> TrainState:
-    """The state before the first step."""
-    return TrainState(params, optimiser.build().init(params), jnp.int32(0), jax.random.key(seed))
+def begin(params: Any, optimiser: Optimiser, seed: int, learnt: Learnt | None = None) -> TrainState:
+    """The state before the first step, of copies; without `learnt`, all that is not an integer is learnt."""
+    learnt = tuple(is_float(leaf) for leaf in jax.tree.leaves(params)) if learnt is None else learnt
+    params = masters(params, learnt)
+    own, _ = split(params, learnt)
+    ema = jax.tree.map(jnp.copy, own) if optimiser.ema else None
+    return TrainState(params, optimiser.build().init(own), jnp.int32(0), jax.random.key(seed), ema, learnt)
 
 
+@cache
 def drafter_loss(drafter: Trainable, target: Decoder) -> Loss:
     """The family's own loss on the frozen target's states, which are made anew inside the step."""
 
-    def loss(params: Any, target_params: Any, batch: Batch, key: Key[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
-        trace = jax.lax.stop_gradient(trace_of(target, target_params, batch, drafter.taps))
+    def loss(params: Any, target_params: Any, batch: Batch, key: Key[Array, ""], step: Int[Array, ""]) -> Value:
+        params = working(drafter.specs(target), params)
+        trace = lax.stop_gradient(trace_of(target, target_params, batch, drafter.taps))
         return drafter.loss(training_context(target, target_params, batch), params, trace, key)
 
     return loss
+
+
+def supervised(batch: Batch) -> Float[Array, ""]:
+    """The tokens that are learnt from and have one before them in their document: the labels of next-token losses."""
+    return batch.ahead(1)[1].sum()
 
 
 @partial(jax.jit, static_argnames=("loss", "optimiser"), donate_argnames="state")
@@ -52,9 +76,40 @@ def train_step(
     loss: Loss, optimiser: Optimiser, state: TrainState, target_params: Any, batch: Batch
 ) -> tuple[TrainState, Metrics]:
     """One update; `loss` must be one object throughout a run, or each call compiles anew."""
+    own, rest = split(state.params, state.learnt)
+
+    def of_part(own: Any, batch: Batch, key: Key[Array, ""]) -> Value:
+        return loss(merge(own, rest), target_params, batch, key, state.step)
+
     key = jax.random.fold_in(state.key, state.step)
-    (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params, target_params, batch, key)
-    updates, inner = optimiser.build().update(gradient, state.optimiser, state.params)
-    metrics = metrics | {"loss": value, "gradient_norm": optax.tree.norm(gradient)}
-    params = optax.apply_updates(state.params, updates)
-    return state.replace(params=params, optimiser=inner, step=state.step + 1), metrics
+    gradient_of = jax.value_and_grad(of_part, has_aux=True)
+    (value, metrics), gradient = accumulate(partial(gradient_of, own), batch, key, optimiser.micro_batches)
+    updates, inner = optimiser.build().update(gradient, state.optimiser, own)
+    metrics = metrics | {"loss": value, "gradient_norm": optax.tree.norm(gradient), "supervised": supervised(batch)}
+    own = optax.apply_updates(own, updates)
+    ema = optax.incremental_update(own, state.ema, 1 - optimiser.ema) if optimiser.ema else None
+    return state.replace(params=merge(own, rest), optimiser=inner, step=state.step + 1, ema=ema), metrics
+
+
+def accumulate(gradient_of: Callable[[Batch, Any], Any], batch: Batch, key: Key[Array, ""], parts: int) -> Any:
+    """gradient_of(batch, key), run on `parts` of the batch's rows one after the other.
+
+    Each part counts by its supervised tokens: a mean over them becomes the whole batch's. Means over tokens further ahead
+    do so where the parts are supervised alike.
+    """
+    if parts == 1:
+        return gradient_of(batch, key)
+    rows = batch.tokens.shape[0]
+    if rows % parts:
+        raise ValueError(f"a batch of {rows} rows cannot be run in {parts} micro-batches; make rows a multiple of them")
+    batches = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(rows // parts, parts, *x.shape[1:]), 0, 1), batch)
+    total = jnp.maximum(supervised(batch), 1)
+
+    def one(sums: Any, part: tuple[Batch, Key[Array, ""]]) -> tuple[Any, None]:
+        share = supervised(part[0]) / total
+        return jax.tree.map(lambda sum, x: sum + share * x, sums, gradient_of(*part)), None
+
+    keys = jax.random.split(key, parts)
+    shapes = jax.eval_shape(gradient_of, jax.tree.map(lambda x: x[0], batches), keys[0])
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return lax.scan(one, zeros, (batches, keys))[0]

@@ -1,0 +1,228 @@
+"""Trains a drafter, decodes held-out prompts with it, and prints its τ.
+
+    python -m experiments.train --config configs/train/draft_model_tiny.py --optimiser.steps 500
+
+The run's folder (runs/train/NAME) holds config.json, metrics.jsonl, tensorboard/, checkpoints/, launches.json, final.json
+and, at the end, drafter/: what sdjax.load_drafter reads. Exit codes: 0; 2 for a mistake in config or input, or a step whose
+loss is not finite; 75 where a signal asked it to leave: all is saved, and the same command goes on.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Int
+from rich.console import Console
+from rich.table import Table
+
+import sdjax
+from experiments.config import parse
+from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program, package_version
+from experiments.train_config import HeldOutConfig, TrainConfig
+from sdjax.core.metrics import Acceptance
+from sdjax.core.plain import plain_data, write_json
+from sdjax.decode.state import Params
+from sdjax.mesh.layout import make_mesh
+from sdjax.study.prompts import encode, load_prompts
+from sdjax.targets.load import Model
+from sdjax.train import tiny_model, tiny_world
+from sdjax.train.corpus import Corpus, open_corpus
+from sdjax.train.data import batches, token_counts
+from sdjax.train.evaluate import HeldOut
+from sdjax.train.hosts import meet, own_copy
+from sdjax.train.loop import Data, End, Fitted, Job, fit
+from sdjax.train.recipe import Recipe
+from sdjax.train.saved import load_drafter, load_tuned, save_drafter
+
+ASKED_TO_LEAVE = 75  # "temporary failure": run it again
+TEMPERATURES = (0.0, 1.0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    with mistakes_end_the_program():
+        config = parse(arguments, "python -m experiments.train", "train", TrainConfig)
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        decode_in_float32()
+        return train(config, load_model(config))
+
+
+def load_model(config: TrainConfig) -> Model:
+    """The target."""
+    if config.target.name != tiny_model.NAME:
+        return sdjax.load(config.target.name, config.target.dtype)
+    return tiny_model.tiny_model(Path(config.runs).parent)
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a run learns from: batches, how often each token comes, and what decides them, as JSON data."""
+
+    data: Data
+    counts: Int[np.ndarray, " V"]
+    identity: Any
+
+
+def train(config: TrainConfig, model: Model, console: Console | None = None) -> int:
+    """Trains or goes on, decodes, saves and shows; the exit code."""
+    console = console or Console()
+    recipe = Recipe(model.target, config.drafter, config.optimiser, config.joint, config.frozen, config.cadence)
+    check_fit(config, recipe)
+    given, held_out, folder = read_input(config, model), read_held_out(config.held_out, model), run_folder(config)
+    fresh = recipe.drafter.initial(model.target, model.params, given.counts, jax.random.key(config.seed))
+    state, target_params, sharding = recipe.begin(model.params, fresh, config.seed), model.params, None
+    if jax.device_count() > 1:
+        mesh = make_mesh(data=jax.device_count())
+        sharding = NamedSharding(mesh, PartitionSpec("data"))
+        state, target_params = jax.device_put((state, target_params), NamedSharding(mesh, PartitionSpec()))
+    job = Job(recipe, target_params, given.data, held_out, folder, resolved(config, model, given, held_out), sharding)
+    console.print(f"{type(recipe.drafter).__name__} for {model.name} → {folder}", markup=False, soft_wrap=True)
+    fitted = fit(job, state, console)
+    if jax.process_index() == 0:
+        note_launch(folder)
+    if fitted.end is End.ASKED:
+        return ASKED_TO_LEAVE
+    finish(config, job, model, fitted, console)
+    return 0
+
+
+def check_fit(config: TrainConfig, recipe: Recipe) -> None:
+    """ValueError, before anything compiles, where drafter, target and shapes do not go together."""
+    if not hasattr(recipe.drafter, "loss"):
+        raise ValueError(f"{type(recipe.drafter).__name__} has nothing to learn; take a drafter with a loss")
+    target = recipe.target
+    lacking = [tap for tap in recipe.drafter.taps if tap not in ("embed", "final", *range(target.layers))]
+    if lacking:
+        raise ValueError(f"the drafter taps {lacking}, but the target has layers 0..{target.layers - 1}, embed and final")
+    if len(set(recipe.drafter.taps)) < len(recipe.drafter.taps):
+        raise ValueError(f"the drafter's taps {recipe.drafter.taps} name a state twice; each must be another one")
+    if config.length > target.max_position:
+        raise ValueError(f"length is {config.length}, but the target was made for {target.max_position} positions")
+    if not jax.tree.leaves(recipe.specs):
+        raise ValueError(f"{type(recipe.drafter).__name__} has no parameters of its own to learn here")
+    if config.rows % (jax.device_count() * config.optimiser.micro_batches):
+        raise ValueError(
+            f"rows is {config.rows}; make it a multiple of the devices times micro_batches "
+            f"({jax.device_count()} · {config.optimiser.micro_batches})"
+        )
+
+
+def read_input(config: TrainConfig, model: Model) -> Input:
+    """The batches of this process; ValueError for corpora that another target made."""
+    process, processes = jax.process_index(), jax.process_count()
+    rows = config.rows // processes
+    if not config.corpora:
+        return tiny_input(config, model, rows, process)
+    corpora = [open_corpus(folder) for folder in config.corpora]
+    for corpus in corpora:
+        check_origin(corpus, model)
+    data = batches(corpora, rows, config.length, config.seed, process, processes)
+    return Input(data, token_counts(corpora, model.target.vocab), [corpus.manifest.identity for corpus in corpora])
+
+
+def tiny_input(config: TrainConfig, model: Model, rows: int, process: int) -> Input:
+    """The text of the tiny world."""
+    if model.name != tiny_model.NAME:
+        raise ValueError(
+            f"corpora is empty; {model.name} learns from its own text: make some with python -m experiments.rollout, and "
+            "give --corpora FOLDER"
+        )
+    text = tiny_world.text()[: -tiny_world.HELD_OUT]
+    data = tiny_world.batches(text, rows, config.length, config.seed + process)
+    return Input(data, np.bincount(text, minlength=model.target.vocab), "the tiny world's text")
+
+
+def check_origin(corpus: Corpus, model: Model) -> None:
+    """ValueError for text of another target, or in another tokenizer's tokens."""
+    pairs = {
+        "target": (corpus.manifest.target_identity, model.identity),
+        "tokenizer": (corpus.manifest.tokenizer_identity, model.tokenizer.identity),
+    }
+    for what, (theirs, ours) in pairs.items():
+        if theirs not in (None, ours):
+            raise ValueError(
+                f"{corpus.folder} was made with another {what} ({theirs}) than {model.name}'s ({ours}); give the target that "
+                "made it, or make a corpus with this one: python -m experiments.rollout"
+            )
+
+
+def read_held_out(config: HeldOutConfig, model: Model) -> HeldOut:
+    """The prompts to decode, as token ids."""
+    chosen = config.prompts
+    if model.name == tiny_model.NAME:
+        found = tiny_world.prompts(chosen.skip + (chosen.count or 8), 32)[chosen.skip :]
+    else:
+        found = [encode(model.tokenizer, prompt, [], chosen.chat) for prompt in load_prompts(chosen)]
+    kept = tuple(tuple(ids) for ids in found if len(ids) <= config.longest)
+    if not kept:
+        raise ValueError(f"held_out.longest is {config.longest}, but all {len(found)} prompts are longer; raise it")
+    return HeldOut(kept, model.tokenizer.stops, config.max_new, config.batch)
+
+
+def run_folder(config: TrainConfig) -> Path:
+    """The run's folder, made; ValueError where it cannot be."""
+    folder = Path(config.runs) / config.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made ({error}); give --runs a folder that can be written") from error
+    return folder
+
+
+def resolved(config: TrainConfig, model: Model, given: Input, held_out: HeldOut) -> dict[str, Any]:
+    """All that decides a run's result: the config, and the identities of what it names."""
+    fields = {key: value for key, value in plain_data(config).items() if key not in ("name", "runs", "save_as")}
+    inputs = {"target": model.identity, "data": given.identity, "held_out": held_out.prompts, "devices": jax.device_count()}
+    return plain_data({"config": fields, "inputs": inputs})
+
+
+def note_launch(folder: Path) -> None:
+    """Adds what ran, and where, to launches.json."""
+    path = folder / "launches.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    write_json(path, [*before, launch_identity()])
+
+
+def finish(config: TrainConfig, job: Job, model: Model, fitted: Fitted, console: Console) -> None:
+    """Writes the drafter with the best τ, reads it back, and decodes with it: what is shown is what was saved."""
+    recipe, folder = job.recipe, job.folder / "drafter"
+    best = own_copy(recipe.decodable(fitted.best, job.target_params))
+    step = int(fitted.best.step)
+    if jax.process_index() == 0:
+        notes = {"run": config.name, "step": step, "sdjax": package_version("sdjax")}
+        tuned = config.joint is not None
+        save_drafter(folder, recipe.drafter, best, model.target, model.identity, config.save_as, tuned, notes)
+    meet("drafter saved")
+    served = load_tuned(folder, model)
+    drafter, params = load_drafter(folder, served)
+    found = {t: job.held_out.acceptance(model.target, drafter, Params(served.params, params), t) for t in TEMPERATURES}
+    sizes = {"drafter": size(params), "target": size(model.params)}
+    figures = {f"{t:g}": found[t].to_json() for t in TEMPERATURES}
+    result = {"end": fitted.end, "step": int(fitted.state.step), "best_step": step, "parameters": sizes, "acceptance": figures}
+    if jax.process_index() == 0:
+        write_json(job.folder / "final.json", result)
+    console.print(f"{fitted.end}; the best was step {step}, and is in {folder}", markup=False, soft_wrap=True)
+    console.print(table(config.name, found))
+
+
+def table(name: str, found: Mapping[float, Acceptance]) -> Table:
+    """τ at each temperature, and how far drafts were accepted."""
+    shown = Table("T", "τ", "accepted/step", "survival at 1, 2, …", title=f"{name}: held-out prompts", title_justify="left")
+    for temperature, row in found.items():
+        survival = " ".join(f"{rate:.2f}" for rate in row.survival)
+        shown.add_row(f"{temperature:g}", f"{row.tau:.3f}", f"{row.accepted_per_step:.3f}", survival)
+    return shown
+
+
+def size(params: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""The launcher of training, end to end on a random model of bytes; and what is refused before anything compiles."""
+
+import io
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+import sdjax
+from experiments.config import config_files, load_file
+from experiments.train import train
+from experiments.train_config import HeldOutConfig, TrainConfig
+from sdjax.core.spec import initialise
+from sdjax.drafters.draft_model import DraftModel
+from sdjax.drafters.ngram import NGram
+from sdjax.drafters.self_draft import SelfDraft
+from sdjax.study.prompts import Prompts
+from sdjax.targets.decoder import Decoder
+from sdjax.targets.load import Model
+from sdjax.train.corpus import Origin, write_corpus
+from sdjax.train.documents import Document
+from sdjax.train.joint import Joint
+from sdjax.train.optimiser import Optimiser
+from sdjax.train.tiny_model import byte_tokenizer
+
+TARGET = Decoder(vocab=256, width=16, layers=1, heads=2, kv_heads=1, head_width=8, ffw=24, max_position=512)
+OPTIMISER = Optimiser(learning_rate=1e-2, steps=4, warmup=1)
+
+
+def model(name="tiny") -> Model:
+    return Model(name, TARGET, initialise(TARGET.specs(), jax.random.key(0)), byte_tokenizer(), "sha256:bytes")
+
+
+def config(folder, **changes) -> TrainConfig:
+    fields = {
+        "name": "micro",
+        "drafter": DraftModel(replace(TARGET, width=8), length=2),
+        "rows": 4,
+        "length": 32,
+        "optimiser": OPTIMISER,
+        "held_out": HeldOutConfig(Prompts(count=2), max_new=8),
+        "runs": str(folder),
+    }
+    return TrainConfig(**(fields | changes))
+
+
+def run(config, model):
+    printed = io.StringIO()
+    return train(config, model, Console(file=printed, width=120)), printed.getvalue()
+
+
+def corpus(folder, target="sha256:bytes", tokenizer=None):
+    text = np.frombuffer(b"to learn from, to learn from, again and again", np.uint8).astype(np.int32)
+    documents = [Document(text, np.arange(len(text)) > 9, f"d{i}", "own") for i in range(20)]
+    write_corpus(folder, documents, Origin(target, tokenizer or byte_tokenizer().identity, None, 1.0, 0))
+    return str(folder)
+
+
+def test_from_config_to_a_drafter_that_decodes(tmp_path):
+    code, printed = run(config(tmp_path), model())
+    assert code == 0 and "survival" in printed and "finished" in printed
+    folder = tmp_path / "micro"
+    final = json.loads((folder / "final.json").read_text())
+    assert final["step"] == 4 and set(final["acceptance"]) == {"0", "1"}
+    drafter, _ = sdjax.load_drafter(folder / "drafter", model())
+    assert drafter == config(tmp_path).drafter
+    assert len(json.loads((folder / "launches.json").read_text())) == 1
+    code, again = run(config(tmp_path), model())
+    assert code == 0 and again.splitlines()[-3:] == printed.splitlines()[-3:]
+    with pytest.raises(ValueError, match=r"config.optimiser.steps was 4, is 9"):
+        run(config(tmp_path, optimiser=replace(OPTIMISER, steps=9)), model())
+
+
+def test_a_target_trained_beside_its_drafter_is_saved_with_it(tmp_path):
+    joint = config(tmp_path, joint=Joint(), corpora=(corpus(tmp_path / "corpus"),))
+    assert run(joint, model())[0] == 0
+    assert (tmp_path / "micro" / "drafter" / "target.safetensors").exists()
+    with pytest.raises(ValueError, match="identity"):
+        sdjax.load_drafter(tmp_path / "micro" / "drafter", model())
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"drafter": NGram(length=2)}, "NGram has nothing to learn"),
+        ({"drafter": SelfDraft(layers=1, length=2)}, "SelfDraft has nothing to learn"),
+        ({"drafter": DraftModel(replace(TARGET, vocab=31))}, "vocab"),
+        ({"length": 1024}, "512 positions"),
+        ({"frozen": ("drafter.heads.*",)}, "no parameter matches"),
+        ({"held_out": HeldOutConfig(longest=3)}, "all 8 prompts are longer"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        run(config(tmp_path, **changes), model())
+
+
+def test_text_of_another_target_is_refused(tmp_path):
+    other = config(tmp_path, corpora=(corpus(tmp_path / "a", target="sha256:other"),))
+    with pytest.raises(ValueError, match=r"another target \(sha256:other\) than tiny's \(sha256:bytes\)"):
+        run(other, model())
+    tokens = config(tmp_path, corpora=(corpus(tmp_path / "b", tokenizer="t"),))
+    with pytest.raises(ValueError, match="another tokenizer"):
+        run(tokens, model())
+    with pytest.raises(ValueError, match="corpora is empty"):
+        run(config(tmp_path), model("large"))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "a/b"}, {"rows": 3, "optimiser": Optimiser(micro_batches=2)}, {"save_as": "int3"}]
+)
+def test_bad_fields_are_named(tmp_path, changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("path", config_files("train"), ids=lambda path: path.stem)
+def test_every_config_says_its_command(path):
+    module = load_file(path)
+    assert f"--config configs/train/{path.name}" in module.__doc__
+    assert module.get_config().name == path.stem
