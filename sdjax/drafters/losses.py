@@ -16,7 +16,7 @@ ROWS = 512  # rows of logits that are held at a time
 
 
 def in_chunks(loss: Callable[[Any], Any], rows: Any, size: int = ROWS) -> Any:
-    """loss(rows), a pytree of [n] arrays, for a pytree of [n, ...] arrays: `size` rows at a time.
+    """loss(rows), a pytree of [n, ...] arrays, for a pytree of [n, ...] arrays: `size` rows at a time.
 
     The backward pass computes each chunk anew.
     """
@@ -26,7 +26,7 @@ def in_chunks(loss: Callable[[Any], Any], rows: Any, size: int = ROWS) -> Any:
     whole = -(-n // size) * size
     pad = lambda x: jnp.pad(x, [(0, whole - n)] + [(0, 0)] * (x.ndim - 1)).reshape(whole // size, size, *x.shape[1:])
     chunks = lax.map(jax.checkpoint(loss), jax.tree.map(pad, rows))
-    return jax.tree.map(lambda x: x.reshape(-1)[:n], chunks)
+    return jax.tree.map(lambda x: flatten(x)[:n], chunks)
 
 
 def flatten(x: Array) -> Array:

@@ -124,10 +124,11 @@ def take_rows(scratch: Staged | None, rows: np.ndarray) -> Staged | None:
     return Staged(jax.tree.map(lambda x: x[:, :, rows], scratch.layers), scratch.positions[:, rows])
 
 
-def check_tree(tree: Tree, law: Law, vocab: int | None = None) -> None:
+def check_tree(tree: Tree | DynamicTree, law: Law, vocab: int | None = None) -> None:
     """Raises ValueError for a tree without drafts, or with more distinct siblings than there are tokens."""
     if tree.depth == 0:
         raise ValueError("the tree holds the anchor alone; give it a node to draft, or decode with NoDraft")
-    width = max(map(len, tree.children))
-    if vocab is not None and law is not Law.IID and width > vocab:
+    width = tree.width if isinstance(tree, DynamicTree) else max(map(len, tree.children))
+    distinct = isinstance(tree, DynamicTree) or law is not Law.IID
+    if vocab is not None and distinct and width > vocab:
         raise ValueError(f"a node of the tree has {width} children, but the vocabulary {vocab} tokens; narrow the tree")

@@ -76,11 +76,14 @@ class Decoder:
         """The abstract parameter tree: {embed, layers: [...], norm, head unless tied}."""
         e, h, g, k, f, dtype = self.width, self.heads, self.kv_heads, self.head_width, self.ffw, jnp.dtype(self.dtype)
 
+        def grain(axes: tuple[str | None, ...]) -> tuple[int, ...]:
+            return tuple(k if axis in ("heads", "kv_heads") else 1 for axis in axes)
+
         def matrix(out: int, into: int, axes: tuple[str, str]) -> Spec:
-            return Spec((out, into), dtype, axes, normal())
+            return Spec((out, into), dtype, axes, normal(), grain=grain(axes))
 
         def vector(size: int, axis: str | None, init=ones) -> Spec:
-            return Spec((size,), dtype, (axis,), init)
+            return Spec((size,), dtype, (axis,), init, grain=grain((axis,)))
 
         def layer() -> dict[str, Spec]:
             block = {
@@ -184,16 +187,21 @@ class Decoder:
     ) -> tuple[Float[Array, "B T E"], KV]:
         """Grouped-query attention over cache and block."""
         b, t, _ = x.shape
+        q, new = self.project(p, x, angles)
+        block = new if scratch is None else jax.tree.map(lambda old, new: jnp.concatenate([old, new], 2), scratch, new)
+        mixed = attend(q, cache, masks[0], block, masks[1], self.head_width**-0.5)
+        return linear(mixed.reshape(b, t, -1), p["o"], p.get("o_bias")), new
+
+    def project(self, p: dict[str, Array], x: Float[Array, "B T i"], angles: Any) -> tuple[Float[Array, "B T H K"], KV]:
+        """Queries, keys and values of T rows, turned to their positions."""
+        b, t, _ = x.shape
         q = linear(x, p["q"], p.get("q_bias")).reshape(b, t, self.heads, self.head_width)
         k = linear(x, p["k"], p.get("k_bias")).reshape(b, t, self.kv_heads, self.head_width)
         v = linear(x, p["v"], p.get("v_bias")).reshape(b, t, self.kv_heads, self.head_width)
         if self.qk_norm:
             q, k = rms_norm(q, p["q_norm"], self.norm_eps), rms_norm(k, p["k_norm"], self.norm_eps)
         q, k = rotate(q, angles), rotate(k, angles)
-        new = KV(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
-        block = new if scratch is None else jax.tree.map(lambda old, new: jnp.concatenate([old, new], 2), scratch, new)
-        mixed = attend(q, cache, masks[0], block, masks[1], self.head_width**-0.5)
-        return linear(mixed.reshape(b, t, -1), p["o"], p.get("o_bias")), new
+        return q, KV(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
 
     def truncate(self, layers: int) -> "Decoder":
         """The same model cut after its first `layers` layers (final norm and head kept)."""

@@ -1,0 +1,236 @@
+"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840): states of three depths of the target, and training that drafts as decoding does.
+
+Where the paper's text projects [embedding, state] down before the layer, its released code, and every engine that runs
+its heads, widens the layer's queries, keys and values instead: as here.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from sdjax.core.attention import NEVER, fold_heads, unfold_heads
+from sdjax.core.cache import KV, Cache, Staged
+from sdjax.core.linear import einsum_f32, linear
+from sdjax.core.spec import Spec, initialise, normal, ones
+from sdjax.core.types import Committed, Context, Draft, Law, Trace
+from sdjax.drafters.eagle_layer import State, add_mlp, against_target, empty_state, extend, layer_for, layer_specs, run_layer
+from sdjax.drafters.head import DraftHead
+from sdjax.drafters.losses import ROWS, flatten, in_chunks, weighted_mean
+from sdjax.drafters.recursion import Cell, check_tree, draft_below
+from sdjax.targets.decoder import Decoder, Tap, rms_norm
+from sdjax.targets.packed import packed_mask
+from sdjax.trees.dynamic import DynamicTree
+from sdjax.trees.tree import Tree
+
+
+def published_taps(layers: int) -> tuple[Tap, ...]:
+    """The states behind layers 1, L/2 - 1 and L - 4: inputs of layers 2, L/2 and L - 3 in the released code's count."""
+    taps = (1, layers // 2 - 1, layers - 4)
+    if min(taps) < 0 or len(set(taps)) < 3:
+        raise ValueError(f"a target of {layers} layers gives the taps {taps}, which collide; name distinct ones in `taps`")
+    return taps
+
+
+@dataclass(frozen=True)
+class Eagle3:
+    """Drafts `tree` from the target's states at `taps`, joined from low to high by one matrix.
+
+    The flags are those of the `speculators` format, all off in the paper's heads. `norm_before_residual`: the layer adds
+    to the normed state. `norm_output`: a row's output is fed back after the final norm. Before the matrix, `norm_before_fc`
+    norms all tapped states as one vector, then `fc_norm` each of them.
+    """
+
+    taps: tuple[Tap, ...]
+    tree: Tree | DynamicTree = DynamicTree(depth=8, nodes=60, width=10)
+    law: Law = Law.WITHOUT_REPLACEMENT
+    head: DraftHead = DraftHead(trained=True)
+    steps: int = 7  # unrolled in training
+    decay: float = 0.8  # of a step's weight in the loss
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    layer: Decoder | None = None  # the shape of its layer; None: a Llama layer as wide as the target's
+
+    def __post_init__(self):
+        check_tree(self.tree, self.law, self.head.size)
+        twice = sorted({str(tap) for tap in self.taps if self.taps.count(tap) > 1})
+        if twice or not self.taps:
+            raise ValueError(f"taps are {self.taps}; name at least one, and none twice (colliding: {', '.join(twice) or '-'})")
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; training must unroll at least one")
+
+    @property
+    def depth(self) -> int:
+        return self.tree.depth
+
+    @property
+    def nodes(self) -> int:
+        return self.tree.nodes
+
+    def specs(self, target: Decoder) -> dict[str, Any]:
+        check_tree(self.tree, self.law, target.vocab)
+        there = ("embed", *range(target.layers), "final")
+        lacking = [tap for tap in self.taps if tap not in there]
+        if lacking:
+            raise ValueError(f"the target has no taps {lacking}; it has 'embed', 0..{target.layers - 1} and 'final'")
+        e, m, dtype = target.width, len(self.taps), jnp.dtype(target.dtype)
+        norms: dict[str, tuple[int, ...]] = {name: (e,) for name in ("input_norm", "hidden_norm", "norm")}
+        norms |= {"joined_norm": (m * e,)} if self.norm_before_fc else {}
+        norms |= {"fc_norm": (m, e)} if self.fc_norm else {}
+        return {
+            "fc": Spec((e, m * e), dtype, ("embed", None), normal()),
+            "layer": layer_specs(layer_for(target, self.layer), 2 * e),
+            "head": self.head.specs(target),
+        } | {name: Spec(shape, dtype, (None,) * len(shape), ones) for name, shape in norms.items()}
+
+    def initial(
+        self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]
+    ) -> dict[str, Any]:
+        """Drawn anew, but for the head."""
+        head = self.head.initial(target, target_params, counts)
+        return initialise(self.specs(target), key) | {"head": head}
+
+    def fuse(self, ctx: Context, params: Any, features: Float[Array, "B T M E"]) -> Float[Array, "B T E"]:
+        """The tapped states as one, low to high."""
+        joined = features.reshape(*features.shape[:2], -1)
+        if self.norm_before_fc:
+            joined = self.norm(ctx, params["joined_norm"], joined)
+        if self.fc_norm:
+            joined = self.norm(ctx, params["fc_norm"], joined.reshape(features.shape)).reshape(joined.shape)
+        return linear(joined, params["fc"])
+
+    def pair(
+        self, ctx: Context, params: Any, tokens: Int[Array, "B T"], hidden: Float[Array, "B T E"]
+    ) -> tuple[Float[Array, "B T E"], Float[Array, "B T 2E"]]:
+        """What the layer adds to, and what its attention reads: embedding and state, each with a norm of its own."""
+        normed = self.norm(ctx, params["hidden_norm"], hidden)
+        embedded = self.norm(ctx, params["input_norm"], ctx.target.embed(ctx.target_params, tokens))
+        return normed if self.norm_before_residual else hidden, jnp.concatenate([embedded, normed], -1)
+
+    def output(self, ctx: Context, params: Any, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """What a row feeds to the rows below it."""
+        return self.norm(ctx, params["norm"], x) if self.norm_output else x
+
+    def logits(self, ctx: Context, params: Any, hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
+        """Over the draft vocabulary, from a row's output."""
+        normed = hidden if self.norm_output else self.norm(ctx, params["norm"], hidden)
+        return self.head.logits(ctx, params["head"], normed)
+
+    def norm(self, ctx: Context, weight: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return rms_norm(x, weight, layer_for(ctx.target, self.layer).norm_eps)
+
+    def cell(self, ctx: Context, params: Any, cache: Cache) -> Cell:
+        layer = layer_for(ctx.target, self.layer)
+
+        def run(tokens: Array, hidden: Array, positions: Array, mask: Array, scratch: Staged | None) -> tuple[Array, Staged]:
+            residual, x = self.pair(ctx, params, tokens, hidden)
+            out, staged = run_layer(layer, params["layer"], residual, x, positions, cache, mask, scratch)
+            return self.output(ctx, params, out), staged
+
+        return Cell(run, partial(self.logits, ctx, params), lag=1, ids=params["head"].get("ids"))
+
+    def empty(self, target: Decoder, batch: int, capacity: int) -> State:
+        return empty_state(layer_for(target, self.layer), batch, capacity)
+
+    def observe(self, ctx: Context, params: Any, state: State, seen: Committed, scratch: Any = None) -> State:
+        """Rows made of the target's states replace all that was drafted from the head's own."""
+        return extend(self.cell(ctx, params, state.cache), state, self.fuse(ctx, params, seen.features), seen)
+
+    def propose(self, ctx: Context, params: Any, state: State) -> tuple[Draft, None]:
+        draft = draft_below(self.cell(ctx, params, state.cache), ctx, self.tree, self.law, state.root[:, None])
+        return draft, None
+
+    def unroll(self, ctx: Context, params: Any, trace: Trace) -> Float[Array, "N B T E"]:
+        """Training-time test (§3.1): row r of step i is what drafting i tokens from r makes of tokens r + 1 .. r + 1 + i.
+
+        Those are the text's own; the states, from step 1 on, the head's, with their gradients. One layer is compiled for
+        all steps, and only one step's scores are held at a time.
+        """
+        batch, layer, p = trace.batch, layer_for(ctx.target, self.layer), params["layer"]
+        mask = packed_mask(batch)
+
+        @jax.checkpoint
+        def step(carry: tuple[Array, KV], now: tuple[Array, Array]) -> tuple[tuple[Array, KV], Array]:
+            (hidden, kept), (i, tokens) = carry, now
+            residual, x = self.pair(ctx, params, tokens, hidden)
+            q, kv = layer.project(p, x, layer.rope.angles(batch.positions + i, layer.head_width))
+            kept = jax.tree.map(lambda rows, new: rows.at[i].set(new), kept, kv)
+            mixed = attend_unrolled(q, kept, i, mask, layer.head_width**-0.5)
+            mixed = linear(mixed.reshape(*mixed.shape[:2], -1), p["o"], p.get("o_bias"))
+            hidden = self.output(ctx, params, add_mlp(layer, p, residual + mixed))
+            return (hidden, kept), hidden
+
+        rows = jnp.zeros((self.steps, len(mask), layer.kv_heads, mask.shape[1], layer.head_width), jnp.dtype(layer.dtype))
+        tokens = jnp.stack([trace.ahead(i + 1)[0] for i in range(self.steps)])
+        start = self.fuse(ctx, params, trace.features), KV(rows, rows)
+        return lax.scan(step, start, (jnp.arange(self.steps), tokens))[1]
+
+    def loss(
+        self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """Σ_i decay^i · cross-entropy of step i with the target's law, cut to the draft vocabulary and renormalised.
+
+        A row is learnt from where the token that it consumes is, and where the target's likeliest token lies in the
+        draft vocabulary; each step is averaged over such rows. `tau` is 1 + the run of steps that agree with the target's
+        argmax, averaged over the rows that have all steps: the greedy chain's τ on the text's own tokens.
+        """
+        weight = jnp.stack([trace.ahead(i + 1)[1] for i in range(self.steps)], -1)
+        entropy, agrees, inside = self.compare(ctx, params, trace, self.unroll(ctx, params, trace))
+        by_step = lambda x, weight: [weighted_mean(x[..., i], weight[..., i]) for i in range(self.steps)]
+        loss = jnp.stack(by_step(entropy, weight * inside)) @ self.decay ** jnp.arange(self.steps)
+        run = jnp.cumprod(agrees, -1).sum(-1)
+        metrics = {f"accuracy_{i}": accuracy for i, accuracy in enumerate(by_step(agrees, weight))}
+        metrics |= {"tau": 1 + weighted_mean(run, weight.prod(-1)), "outside": weighted_mean(1 - inside, weight)}
+        return loss, metrics
+
+    def compare(self, ctx: Context, params: Any, trace: Trace, outputs: Float[Array, "N B T E"]) -> list[Array]:
+        """`against_target` of every row r and step i, [B T N].
+
+        Step i's rows are moved to r + 1 + i, where the target's state that judges them stands: one product with the
+        target's head then serves all steps.
+        """
+        moved = jnp.stack([jnp.roll(x, i + 1, 1) for i, x in enumerate(outputs)], 2)
+
+        def of_rows(rows: Any) -> tuple[Array, ...]:
+            mine, theirs = rows
+            entropy, agrees, inside = against_target(ctx, params["head"].get("ids"), self.logits(ctx, params, mine), theirs)
+            return entropy, agrees, jnp.broadcast_to(inside[:, None], agrees.shape)
+
+        judged = in_chunks(of_rows, (flatten(moved), flatten(trace.hidden)), max(ROWS // (self.steps + 1), 1))
+        shape = moved.shape[:3]
+        back = lambda x: jnp.stack([jnp.roll(x.reshape(shape)[..., i], -i - 1, 1) for i in range(self.steps)], -1)
+        return [back(x) for x in judged]
+
+    @classmethod
+    def tiny(cls, target: Decoder) -> "Eagle3":
+        """With a draft vocabulary, and a tree that the drafter shapes."""
+        taps = (0, target.layers // 2, target.layers - 1)
+        return cls(taps, DynamicTree(depth=3, nodes=8, width=3), head=DraftHead(20, trained=True), steps=3)
+
+
+def attend_unrolled(
+    q: Float[Array, "B T H K"], kept: KV, now: Int[Array, ""], mask: Bool[Array, "b T T"], scale: float
+) -> Float[Array, "B T H K"]:
+    """At step `now`, row r sees step 0's rows under `mask` and, of every later step so far, row r alone.
+
+    `kept` holds all N steps' rows, [N B G T K]. One softmax over [mask | I | I | ...] (Fig. 6); the identities are products
+    row by row, so that T + N scores stand for a row instead of N · T.
+    """
+    n, _, groups = kept.k.shape[:3]
+    q = fold_heads(q * scale, groups).reshape(*kept.k.shape[1:3], -1, *kept.k.shape[3:])  # B G h T K
+    wide = jnp.where(mask[:, None, None], einsum_f32("bghtk,bgsk->bghts", q, kept.k[0]), NEVER)
+    own = (q.astype(jnp.float32) * kept.k[:, :, :, None]).sum(-1)  # N B G h T
+    ran = (jnp.arange(n) > 0) & (jnp.arange(n) <= now)
+    own = jnp.where(ran, jnp.moveaxis(own, 0, -1), NEVER)
+    p = jax.nn.softmax(jnp.concatenate([wide, own], -1))
+    wide, own = p[..., :-n], jnp.moveaxis(p[..., -n:], -1, 0)
+    mixed = einsum_f32("bghts,bgsk->bghtk", wide.astype(q.dtype), kept.v[0])
+    mixed += (own[..., None] * kept.v[:, :, :, None]).sum(0)
+    return unfold_heads(mixed.reshape(*mixed.shape[:2], -1, mixed.shape[-1]), mixed.shape[3]).astype(q.dtype)
