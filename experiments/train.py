@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,17 @@ from sdjax.mesh.layout import make_mesh
 from sdjax.study.prompts import encode, load_prompts
 from sdjax.targets.load import Model
 from sdjax.train import tiny_model, tiny_world
-from sdjax.train.corpus import Corpus, open_corpus
+from sdjax.train.corpus import check_target, open_corpus
 from sdjax.train.data import batches, token_counts
 from sdjax.train.evaluate import HeldOut
+from sdjax.train.feature_cache import open_features
+from sdjax.train.flops import matmul_flops
 from sdjax.train.hosts import meet, own_copy
+from sdjax.train.log import account, read
 from sdjax.train.loop import Data, End, Fitted, Job, fit
 from sdjax.train.recipe import Recipe
 from sdjax.train.saved import load_drafter, load_tuned, save_drafter
+from sdjax.train.step import train_step
 
 ASKED_TO_LEAVE = 75  # "temporary failure": run it again
 TEMPERATURES = (0.0, 1.0)
@@ -120,9 +125,9 @@ def read_input(config: TrainConfig, model: Model) -> Input:
     if not config.corpora:
         return tiny_input(config, model, rows, process)
     corpora = [open_corpus(folder) for folder in config.corpora]
-    for corpus in corpora:
-        check_origin(corpus, model)
-    data = batches(corpora, rows, config.length, config.seed, process, processes)
+    check_target(corpora, model)
+    traced = [open_features(*pair, model, config.drafter.taps) for pair in zip(config.features, corpora, strict=False)]
+    data = batches(traced or corpora, rows, config.length, config.seed, process, processes)
     return Input(data, token_counts(corpora, model.target.vocab), [corpus.manifest.identity for corpus in corpora])
 
 
@@ -136,20 +141,6 @@ def tiny_input(config: TrainConfig, model: Model, rows: int, process: int) -> In
     text = tiny_world.text()[: -tiny_world.HELD_OUT]
     data = tiny_world.batches(text, rows, config.length, config.seed + process)
     return Input(data, np.bincount(text, minlength=model.target.vocab), "the tiny world's text")
-
-
-def check_origin(corpus: Corpus, model: Model) -> None:
-    """ValueError for text of another target, or in another tokenizer's tokens."""
-    pairs = {
-        "target": (corpus.manifest.target_identity, model.identity),
-        "tokenizer": (corpus.manifest.tokenizer_identity, model.tokenizer.identity),
-    }
-    for what, (theirs, ours) in pairs.items():
-        if theirs not in (None, ours):
-            raise ValueError(
-                f"{corpus.folder} was made with another {what} ({theirs}) than {model.name}'s ({ours}); give the target that "
-                "made it, or make a corpus with this one: python -m experiments.rollout"
-            )
 
 
 def read_held_out(config: HeldOutConfig, model: Model) -> HeldOut:
@@ -195,7 +186,7 @@ def finish(config: TrainConfig, job: Job, model: Model, fitted: Fitted, console:
     best = own_copy(recipe.decodable(fitted.best, job.target_params))
     step = int(fitted.best.step)
     if jax.process_index() == 0:
-        notes = {"run": config.name, "step": step, "sdjax": package_version("sdjax")}
+        notes = {"run": config.name, "step": step, "sdjax": package_version("sdjax")} | training_of(config, job, fitted)
         tuned = config.joint is not None
         save_drafter(folder, recipe.drafter, best, model.target, model.identity, config.save_as, tuned, notes)
     meet("drafter saved")
@@ -209,6 +200,14 @@ def finish(config: TrainConfig, job: Job, model: Model, fitted: Fitted, console:
         write_json(job.folder / "final.json", result)
     console.print(f"{fitted.end}; the best was step {step}, and is in {folder}", markup=False, soft_wrap=True)
     console.print(table(config.name, found))
+
+
+def training_of(config: TrainConfig, job: Job, fitted: Fitted) -> dict[str, Any]:
+    """What training up to the best step took: positions run, supervised tokens, seconds, operations in products."""
+    step, update = int(fitted.best.step), partial(train_step, job.recipe.loss, job.recipe.optimiser)
+    of_step = matmul_flops(update, fitted.state, job.target_params, next(job.data)) * jax.process_count()
+    sizes = {"tokens": step * config.rows * config.length, "flops": step * of_step}
+    return account(read(job.folder / "metrics.jsonl"), step) | sizes
 
 
 def table(name: str, found: Mapping[float, Acceptance]) -> Table:

@@ -36,6 +36,8 @@ class TrainConfig:
     """Whom it drafts for; the name "tiny" is the tiny world's target, which is trained first where it is not there yet."""
     corpora: tuple[str, ...] = ()
     """Folders made by experiments.rollout with this target; none: the tiny world's text."""
+    features: tuple[str, ...] = ()
+    """Folders made by experiments.features, one for each corpus: the target's states are read, and not made anew."""
     rows: int = 8
     """Rows of a batch, over all processes."""
     length: int = 512
@@ -62,5 +64,10 @@ class TrainConfig:
             raise ValueError(f"name is {self.name!r}; it names a folder, so it must not be empty, hidden or hold a slash")
         if self.rows % self.optimiser.micro_batches:
             raise ValueError(f"rows is {self.rows}; make it a multiple of micro_batches ({self.optimiser.micro_batches})")
+        if self.features and (self.joint or len(self.features) != len(self.corpora)):
+            raise ValueError(
+                f"features has {len(self.features)} folders for {len(self.corpora)} corpora, joint is {self.joint}: give one "
+                "for each corpus, and none where the target is trained"
+            )
         if self.save_as not in ("bfloat16", "float32"):
             raise ValueError(f"save_as is {self.save_as!r}; it must be 'bfloat16' or 'float32'")

@@ -11,9 +11,10 @@ import grain
 import numpy as np
 from jaxtyping import Int
 
-from sdjax.core.types import Batch
+from sdjax.core.types import Batch, Trace
 from sdjax.train.corpus import Corpus
-from sdjax.train.documents import Document, windows
+from sdjax.train.documents import Document, TracedDocument, windows
+from sdjax.train.feature_cache import CachedCorpus
 
 READ = grain.ReadOptions(num_threads=8, prefetch_buffer_size=64)  # documents ahead; what is ahead is read again on restoring
 LEAST_BINS = 16  # rows packed side by side: with more, less is padding, and a resumed run reads more again
@@ -26,24 +27,41 @@ class Cut(grain.experimental.FlatMapTransform):
     length: int
     max_fan_out: int = 1 << 30
 
-    def flat_map(self, element: Document) -> list[dict[str, np.ndarray]]:
-        return [{"tokens": piece.tokens, "loss_mask": piece.loss_mask} for piece in windows(element, self.length)]
+    def flat_map(self, element: Document | TracedDocument) -> list[dict[str, np.ndarray]]:
+        if isinstance(element, Document):
+            return [columns(piece) for piece in windows(element, self.length)]
+        if len(element.document.tokens) > self.length:
+            raise ValueError(
+                f"document {element.document.id!r} has {len(element.document.tokens)} tokens, a row only {self.length}; one "
+                "whose states are cached cannot be cut: make rows longer"
+            )
+        return [columns(element.document) | {"states": element.states}] if element.document.supervised else []
 
 
-class Batches(Iterator[Batch]):
-    """Endless batches; `position` says where it is, as JSON data, and `restore` goes there exactly."""
+def columns(document: Document) -> dict[str, np.ndarray]:
+    return {"tokens": document.tokens, "loss_mask": document.loss_mask}
+
+
+class Batches(Iterator[Batch | Trace]):
+    """Endless batches; `position` says where it is, as JSON data, and `restore` goes there exactly.
+
+    Where the target's states are cached, a batch comes with them.
+    """
 
     def __init__(self, rows: Iterator[Any], run: dict[str, Any]):
         self._rows, self._run = rows, run
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch | Trace:
         packed = next(self._rows)
-        return Batch(
+        batch = Batch(
             tokens=packed["tokens"],
             positions=packed["tokens_positions"],
             segments=packed["tokens_segment_ids"],
             loss_mask=packed["loss_mask"],
         )
+        if "states" not in packed:
+            return batch
+        return Trace(batch, packed["states"][:, :, :-1], packed["states"][:, :, -1])
 
     def position(self) -> dict[str, Any]:
         """Where the next batch comes from."""
@@ -61,7 +79,9 @@ class Batches(Iterator[Batch]):
         self._rows.set_state(position["state"])  # type: ignore[attr-defined]
 
 
-def batches(corpora: Sequence[Corpus], rows: int, length: int, seed: int, host: int = 0, hosts: int = 1) -> Batches:
+def batches(
+    corpora: Sequence[Corpus] | Sequence[CachedCorpus], rows: int, length: int, seed: int, host: int = 0, hosts: int = 1
+) -> Batches:
     """Batches [rows, length] of numpy arrays, endless over epochs, each epoch in an order of its own.
 
     Whole documents are packed into rows, first-fit; those longer than a row are cut so that every supervised token is
@@ -70,10 +90,11 @@ def batches(corpora: Sequence[Corpus], rows: int, length: int, seed: int, host: 
     check(corpora, rows, length, host, hosts)
     documents = grain.MapDataset.concatenate([grain.MapDataset.source(corpus) for corpus in corpora])
     mine = documents.seed(seed).shuffle().repeat()[host::hosts]
+    names = ["tokens", "loss_mask"] + ["states"] * isinstance(corpora[0], CachedCorpus)
     pieces = grain.experimental.FlatMapIterDataset(mine.to_iter_dataset(READ), Cut(length))
     packed = grain.experimental.FirstFitPackIterDataset(
         pieces,
-        length_struct={"tokens": length, "loss_mask": length},
+        length_struct=dict.fromkeys(names, length),
         num_packing_bins=rows * -(-LEAST_BINS // rows),
         shuffle_bins=False,
     )
@@ -81,7 +102,7 @@ def batches(corpora: Sequence[Corpus], rows: int, length: int, seed: int, host: 
     return Batches(iter(packed.batch(rows)), run | {"host": host, "hosts": hosts})
 
 
-def check(corpora: Sequence[Corpus], rows: int, length: int, host: int, hosts: int) -> None:
+def check(corpora: Sequence[Corpus] | Sequence[CachedCorpus], rows: int, length: int, host: int, hosts: int) -> None:
     if not corpora:
         raise ValueError("no corpora were given; make one with: python -m experiments.rollout")
     for corpus in corpora:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 Span = tuple[Sequence[int], bool]  # token ids, and whether they are learnt from
 
@@ -42,6 +42,14 @@ class Document:
         mask = self.loss_mask[start:stop].copy()
         mask[:1] = False
         return Document(self.tokens[start:stop], mask, self.id, self.source)
+
+
+@dataclass(frozen=True, eq=False)
+class TracedDocument:
+    """A document with the target's states on it: the tapped ones and, last, the final one."""
+
+    document: Document
+    states: Float[np.ndarray, "T M E"]
 
 
 def windows(document: Document, length: int) -> list[Document]:

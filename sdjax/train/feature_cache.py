@@ -24,8 +24,8 @@ from sdjax.core.types import Batch
 from sdjax.targets.decoder import Decoder, Tap
 from sdjax.targets.load import Model
 from sdjax.targets.packed import trace_of
-from sdjax.train.corpus import Corpus
-from sdjax.train.documents import Document
+from sdjax.train.corpus import Corpus, Manifest
+from sdjax.train.documents import Document, TracedDocument
 
 MANIFEST = "features.json"
 SHARD = 512  # documents a shard
@@ -44,21 +44,19 @@ class Features:
     documents: int
 
 
-@dataclass(frozen=True, eq=False)
-class TracedDocument:
-    """A document with the target's states on it."""
-
-    document: Document
-    states: Float[np.ndarray, "T M E"]
-
-
 class CachedCorpus(Sequence[TracedDocument]):
     """A corpus with its cached states; `taps` picks some of those that the cache holds, the final state stays last."""
 
     def __init__(self, corpus: Corpus, folder: Path, held: Features, taps: Sequence[Tap]):
         self.corpus, self.folder, self.held, self.taps = corpus, folder, held, tuple(taps)
-        self._columns = [*(held.taps.index(tap) for tap in taps), len(held.taps)]
+        columns = (*held.taps, "final")
+        self._columns = [columns.index(tap) for tap in (*taps, "final")]
         self._records = ArrayRecordDataSource([str(path) for path in sorted(folder.glob("*.array_record"))])
+
+    @property
+    def manifest(self) -> Manifest:
+        """The corpus' own."""
+        return self.corpus.manifest
 
     def __len__(self) -> int:
         return len(self.corpus)
@@ -117,7 +115,7 @@ def open_features(folder: str | Path, corpus: Corpus, model: Model, taps: Sequen
     for name, value in wanted.items():
         if getattr(held, name) != value:
             raise ValueError(f"{folder} was made with another {name} ({getattr(held, name)}, here {value}); write it again")
-    lacking = [tap for tap in taps if tap not in held.taps]
+    lacking = [tap for tap in taps if tap not in (*held.taps, "final")]
     if lacking:
         raise ValueError(f"{folder} lacks the taps {lacking}; it holds {list(held.taps)}: write it again with all of them")
     cached = CachedCorpus(corpus, folder, held, taps)

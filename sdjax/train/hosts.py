@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
-from sdjax.core.types import Batch
+from sdjax.core.types import Batch, Trace
 
 
 def gather(value: Any) -> list[Any]:
@@ -39,7 +39,7 @@ def own_copy(params: Any) -> Any:
     return jax.tree.map(lambda x: x.addressable_data(0) if x.is_fully_replicated else x, params)
 
 
-def whole_batch(batch: Batch, sharding: Sharding | None) -> Batch:
+def whole_batch(batch: Batch | Trace, sharding: Sharding | None) -> Batch | Trace:
     """The batch of all processes from each one's rows; without a sharding, these rows alone."""
     if sharding is None:
         return batch

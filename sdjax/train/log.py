@@ -76,3 +76,13 @@ def rewind(path: Path, step: int) -> None:
 def read(path: Path) -> list[dict[str, Any]]:
     """All whole lines."""
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def account(rows: Sequence[Row], upto: int) -> dict[str, float]:
+    """Supervised tokens that the steps up to `upto` learnt from, and the seconds they took (evaluations apart)."""
+    tokens, waiting, seconds = 0.0, 0.0, 0.0
+    for row in (row for row in rows if "supervised" in row and row["step"] <= upto):
+        tokens, waiting = tokens + row["supervised"], waiting + row["supervised"]
+        if "tokens_per_second" in row:  # of all steps since the last such row
+            seconds, waiting = seconds + waiting / row["tokens_per_second"], 0.0
+    return {"supervised": tokens, "seconds": seconds}

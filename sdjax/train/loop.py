@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 from rich.console import Console
 
 from sdjax.core.plain import write_json
-from sdjax.core.types import Batch
+from sdjax.core.types import Batch, Trace
 from sdjax.train.checkpoint import Checkpoints
 from sdjax.train.evaluate import HeldOut
 from sdjax.train.hosts import anywhere, gather, own_copy, whole_batch
@@ -29,7 +29,7 @@ from sdjax.train.window import Step, Window
 class Data(Protocol):
     """Endless batches with an exact position."""
 
-    def __next__(self) -> Batch: ...
+    def __next__(self) -> Batch | Trace: ...
 
     def position(self) -> dict[str, Any]:
         """Where the next batch comes from, as JSON data."""

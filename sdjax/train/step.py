@@ -11,7 +11,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
-from sdjax.core.types import Batch
+from sdjax.core.types import Batch, Trace
 from sdjax.drafters.base import Trainable
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.packed import trace_of
@@ -22,7 +22,7 @@ from sdjax.train.partition import Learnt, is_float, masters, merge, split, worki
 Metrics = dict[str, Float[Array, ""]]
 Value = tuple[Float[Array, ""], Metrics]
 # loss(params, target_params, batch, key, step) -> (scalar, metrics)
-Loss = Callable[[Any, Any, Batch, Key[Array, ""], Int[Array, ""]], Value]
+Loss = Callable[[Any, Any, Any, Key[Array, ""], Int[Array, ""]], Value]
 
 
 @struct.dataclass
@@ -56,17 +56,24 @@ def begin(params: Any, optimiser: Optimiser, seed: int, learnt: Learnt | None = 
 
 @cache
 def drafter_loss(drafter: Trainable, target: Decoder) -> Loss:
-    """The family's own loss on the frozen target's states, which are made anew inside the step."""
+    """The family's own loss on the frozen target's states: made anew inside the step, unless the batch comes with them."""
 
-    def loss(params: Any, target_params: Any, batch: Batch, key: Key[Array, ""], step: Int[Array, ""]) -> Value:
+    def loss(params: Any, target_params: Any, batch: Batch | Trace, key: Key[Array, ""], step: Int[Array, ""]) -> Value:
         params = working(drafter.specs(target), params)
-        trace = lax.stop_gradient(trace_of(target, target_params, batch, drafter.taps))
-        return drafter.loss(training_context(target, target_params, batch), params, trace, key)
+        trace = widened(batch, target) if isinstance(batch, Trace) else trace_of(target, target_params, batch, drafter.taps)
+        ctx = training_context(target, target_params, trace.batch)
+        return drafter.loss(ctx, params, lax.stop_gradient(trace), key)
 
     return loss
 
 
-def supervised(batch: Batch) -> Float[Array, ""]:
+def widened(trace: Trace, target: Decoder) -> Trace:
+    """Cached states in the target's dtype."""
+    features, hidden = (x.astype(target.dtype) for x in (trace.features, trace.hidden))
+    return trace.replace(features=features, hidden=hidden)
+
+
+def supervised(batch: Batch | Trace) -> Float[Array, ""]:
     """The tokens that are learnt from and have one before them in their document: the labels of next-token losses."""
     return batch.ahead(1)[1].sum()
 
@@ -99,7 +106,7 @@ def accumulate(gradient_of: Callable[[Batch, Any], Any], batch: Batch, key: Key[
     """
     if parts == 1:
         return gradient_of(batch, key)
-    rows = batch.tokens.shape[0]
+    rows = jax.tree.leaves(batch)[0].shape[0]
     if rows % parts:
         raise ValueError(f"a batch of {rows} rows cannot be run in {parts} micro-batches; make rows a multiple of them")
     batches = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(rows // parts, parts, *x.shape[1:]), 0, 1), batch)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdjax.core.types import Batch
+from sdjax.core.types import Batch, Trace
 from sdjax.train.step import Metrics
 
 
@@ -18,7 +18,7 @@ class Step:
     """One step: its number from 1, what it was given, what came of it."""
 
     number: int
-    batch: Batch
+    batch: Batch | Trace
     metrics: Metrics
 
 
@@ -65,7 +65,7 @@ class Window:
         wrong = [name for name in ("loss", "gradient_norm") if not math.isfinite(row[name])]
         if wrong:
             path = self._folder / f"bad_batch_step_{step.number}_process_{jax.process_index()}.npz"
-            batch = jax.tree.map(np.asarray, step.batch)
+            batch = step.batch.batch if isinstance(step.batch, Trace) else step.batch
             np.savez(path, tokens=batch.tokens, positions=batch.positions, segments=batch.segments, loss_mask=batch.loss_mask)
             raise ValueError(
                 f"{' and '.join(wrong)} of step {step.number} ({row['loss']}, {row['gradient_norm']}) are not finite; its "

@@ -24,6 +24,7 @@ from sdjax.train.corpus import Origin, write_corpus
 from sdjax.train.documents import Document
 from sdjax.train.joint import Joint
 from sdjax.train.optimiser import Optimiser
+from sdjax.train.saved import notes_of
 from sdjax.train.tiny_model import byte_tokenizer
 
 TARGET = Decoder(vocab=256, width=16, layers=1, heads=2, kv_heads=1, head_width=8, ffw=24, max_position=512)
@@ -67,6 +68,9 @@ def test_from_config_to_a_drafter_that_decodes(tmp_path):
     assert final["step"] == 4 and set(final["acceptance"]) == {"0", "1"}
     drafter, _ = sdjax.load_drafter(folder / "drafter", model())
     assert drafter == config(tmp_path).drafter
+    notes = notes_of(folder / "drafter")
+    assert notes["tokens"] == notes["step"] * config(tmp_path).rows * config(tmp_path).length
+    assert notes["flops"] > 0 and notes["seconds"] > 0 and 0 < notes["supervised"] <= notes["tokens"]
     assert len(json.loads((folder / "launches.json").read_text())) == 1
     code, again = run(config(tmp_path), model())
     assert code == 0 and again.splitlines()[-3:] == printed.splitlines()[-3:]
@@ -100,7 +104,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, changes, words):
 
 def test_text_of_another_target_is_refused(tmp_path):
     other = config(tmp_path, corpora=(corpus(tmp_path / "a", target="sha256:other"),))
-    with pytest.raises(ValueError, match=r"another target \(sha256:other\) than tiny's \(sha256:bytes\)"):
+    with pytest.raises(ValueError, match=r"another target \(sha256:other\) than tiny \(sha256:bytes\)"):
         run(other, model())
     tokens = config(tmp_path, corpora=(corpus(tmp_path / "b", tokenizer="t"),))
     with pytest.raises(ValueError, match="another tokenizer"):
