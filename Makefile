@@ -11,7 +11,7 @@ MAY_BE_EMPTY := || { code=$$?; test $$code -eq 5; }
 UV_COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint format test test-model test-law test-slow test-parity bench-decode bench-rules lock clean
+.PHONY: help setup demo lint format test test-model test-law test-slow test-mesh test-tpu test-gpu test-parity bench-decode bench-rules lock clean
 
 help:
 	@echo "make demo          SmolLM2-135M answers HumanEval prompts, plainly and speculatively: one table (≤ 15 minutes)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-model    tests on the real SmolLM2-135M"
 	@echo "make test-law      exact laws of larger models"
 	@echo "make test-slow     training killed at random moments, many times"
+	@echo "make test-mesh     sharded over eight simulated devices;  make test-tpu  compiled for TPUs;  make test-gpu"
 	@echo "make test-parity   against other people's code (an environment of its own, with PyTorch)"
 	@echo "make bench-decode  speed and memory of the decode loop;  make bench-rules  the rules compared"
 	@echo "make lint, format  ruff and mypy;  make lock  new pinned versions;  make clean  removes environments"
@@ -57,7 +58,7 @@ format: $(READY)
 
 test: lint
 	@echo "── The quick tests"
-	@$(PYTEST) -n 2 -m "not parity and not law and not model and not slow"
+	@$(PYTEST) -n 2 -m "not parity and not law and not model and not slow and not mesh and not tpu and not gpu"
 
 test-model: $(READY)
 	@echo "── Tests on the real model"
@@ -70,6 +71,19 @@ test-law: $(READY)
 test-slow: $(READY)
 	@echo "── Runs that are killed many times"
 	@$(PYTEST) -m slow $(MAY_BE_EMPTY)
+
+test-mesh: $(READY)
+	@echo "── Eight simulated devices"
+	@XLA_FLAGS=--xla_force_host_platform_device_count=8 $(PYTEST) -m mesh $(MAY_BE_EMPTY)
+
+test-tpu: $(READY)
+	@echo "── Ahead-of-time compiles for TPUs"
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps "libtpu==0.0.42.*"
+	@TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu $(PYTEST) -m tpu $(MAY_BE_EMPTY)
+
+test-gpu: $(READY)
+	@echo "── On a GPU, where there is one"
+	@JAX_PLATFORMS= $(PYTEST) -rs -m gpu $(MAY_BE_EMPTY)
 
 test-parity: $(READY_PARITY)
 	@echo "── Parity with other people's code"

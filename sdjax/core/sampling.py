@@ -51,7 +51,7 @@ def warp_logits(logits: Float[Array, "... V"], warp: Warp) -> Float[Array, "... 
     """Logits of the law that is sampled at temperature > 0: -inf where a token is dropped."""
     logits = logits.astype(jnp.float32) / warp.temperature
     if 0 < warp.top_k < logits.shape[-1]:
-        threshold = lax.top_k(logits, warp.top_k)[0][..., -1:]
+        threshold = top_k(logits, warp.top_k)[0][..., -1:]
         logits = jnp.where(logits >= threshold, logits, -jnp.inf)
     if warp.top_p < 1:
         p = jax.nn.softmax(logits)
@@ -60,6 +60,19 @@ def warp_logits(logits: Float[Array, "... V"], warp: Warp) -> Float[Array, "... 
         floor = logits.max(-1, keepdims=True) + math.log(warp.min_p)
         logits = jnp.where(logits >= floor, logits, -jnp.inf)
     return logits
+
+
+def top_k(x: Float[Array, "... V"], k: int) -> tuple[Float[Array, "... k"], Int[Array, "... k"]]:
+    """lax.top_k, the best of up to 64 blocks first: on a vocabulary that is split over devices only these are exchanged."""
+    blocks = math.gcd(x.shape[-1], 64)
+    size = x.shape[-1] // blocks
+    if blocks == 1 or k >= size:
+        best, ids = lax.top_k(x, k)
+        return best, ids
+    best, ids = lax.top_k(x.reshape(*x.shape[:-1], blocks, size), k)
+    ids = (ids + size * jnp.arange(blocks)[:, None]).reshape(*x.shape[:-1], -1)
+    best, place = lax.top_k(best.reshape(ids.shape), k)
+    return best, jnp.take_along_axis(ids, place, -1)
 
 
 def nucleus_threshold(p: Float[Array, "... V"], top_p: float) -> Float[Array, "..."]:

@@ -32,7 +32,8 @@ def ones(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 class Spec:
     """A leaf of the abstract parameter tree.
 
-    `axes` names each dimension for the sharding rules (None: never sharded).
+    `axes` names each dimension for the sharding rules (None: never sharded), `grain` says in multiples of what it may
+    be split (the width of a head; empty: 1).
     `trainable=False` marks what travels with the weights but is not learnt (index maps, masks).
     """
 
@@ -41,6 +42,7 @@ class Spec:
     axes: tuple[str | None, ...]
     init: Init
     trainable: bool = True
+    grain: tuple[int, ...] = ()
 
     def __post_init__(self):
         if len(self.axes) != len(self.shape):

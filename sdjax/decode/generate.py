@@ -15,9 +15,11 @@ from sdjax.core.cache import with_prefix
 from sdjax.core.metrics import Steps
 from sdjax.core.spec import check_params
 from sdjax.core.types import Records
+from sdjax.decode.place import empty_state, state_shardings
 from sdjax.decode.prefill import prefill
 from sdjax.decode.state import Loop, Params, State, as_integer
 from sdjax.decode.step import step
+from sdjax.mesh.layout import Layout
 
 LEAST_PREFIX = 256
 MAX_ROUNDS = 1 << 30
@@ -55,20 +57,22 @@ def generate(
     capacity: int | None = None,
     max_rounds: int = MAX_ROUNDS,
     watch: Callable[[list[list[int]]], None] | None = None,
+    layout: Layout | None = None,
 ) -> Generation:
     """Generates at most `max_new` tokens behind each prompt (a batch of one or more, ragged).
 
     `seeds` key each sequence's noise, modulo 2³² (default 0, 1, ...). `capacity` is the cache's rows (default: what is
     needed, rounded up to a bucket). With `watch`, the host reads the new tokens so far after every `max_rounds` steps;
-    the seconds spent in it are in no figure. Raises ValueError, before anything compiles, for parameters that do not
-    fit, a rule that is not made for the draft, and a prompt that is empty, too long or outside the vocabulary.
+    the seconds spent in it are in no figure. A `layout` puts the state on its mesh, where `params` must be already.
+    Raises ValueError, before anything compiles, for parameters that do not fit, a rule that is not made for the draft,
+    and a prompt that is empty, too long or outside the vocabulary.
     """
     prompts = checked_prompts(loop, prompts, max_new)
     if not 1 <= max_rounds <= MAX_ROUNDS:
         raise ValueError(f"max_rounds is {max_rounds}; it must lie in 1..{MAX_ROUNDS}")
     check_params(loop.target.specs(), params.target, "the target")
     check_params(loop.drafter.specs(loop.target), params.drafter, f"the drafter {type(loop.drafter).__name__}")
-    state, lengths = start(loop, prompts, max_new, seeds, rows_for(loop, prompts, max_new, capacity))
+    state, lengths = start(loop, prompts, max_new, seeds, rows_for(loop, prompts, max_new, capacity), layout)
     # Tracing the step now lets a rule refuse the draft before prefill is compiled and run; the trace is used again below.
     run.eval_shape(loop, params, with_prefix(state, next_prefix(lengths, state)), jnp.int32(max_rounds))
     begin = time.perf_counter()
@@ -146,7 +150,12 @@ def next_prefix(p: Int[Array, " B"], state: State) -> int:
 
 
 def start(
-    loop: Loop, prompts: Sequence[Sequence[int]], max_new: int, seeds: Sequence[int] | None, capacity: int
+    loop: Loop,
+    prompts: Sequence[Sequence[int]],
+    max_new: int,
+    seeds: Sequence[int] | None,
+    capacity: int,
+    layout: Layout | None = None,
 ) -> tuple[State, Int[Array, " B"]]:
     """The state that holds the prompts, and their lengths."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
@@ -156,12 +165,14 @@ def start(
     seeds = range(len(prompts)) if seeds is None else [as_integer(seed, "a seed") % 2**32 for seed in seeds]
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds")
-    state = loop.empty(len(prompts), capacity, 1 << (max_new - 1).bit_length())
+    state = empty_state(layout, loop, len(prompts), capacity, 1 << (max_new - 1).bit_length())
     state = state.replace(
         tokens=jnp.asarray(tokens),
         last=jnp.asarray(lengths + max_new - 1),
         seed=jnp.asarray(seeds, jnp.uint32),
     )
+    if layout is not None:
+        state = jax.device_put(state, state_shardings(layout, loop, state))
     return state, jnp.asarray(lengths)
 
 

@@ -14,7 +14,8 @@ from sdjax.trees.tree import ancestor_mask, present
 def step(loop: Loop, params: Params, state: State) -> State:
     """Every sequence that is not done commits at least one token."""
     ctx = loop.context(params, state)
-    draft, scratch = loop.drafter.propose(ctx, params.drafter, state.drafter)
+    with jax.named_scope("propose"):
+        draft, scratch = loop.drafter.propose(ctx, params.drafter, state.drafter)
     ancestors = ancestor_mask(draft.parent, draft.max_depth)
     draft = draft.replace(valid=present(draft, ancestors))
     out = loop.target.forward(
@@ -25,7 +26,9 @@ def step(loop: Loop, params: Params, state: State) -> State:
         ancestors,
         taps=loop.drafter.taps,
     )
-    verdict = loop.rule.judge(ctx, draft, loop.target.unembed(params.target, out.hidden))
+    logits = loop.target.unembed(params.target, out.hidden)
+    with jax.named_scope("judge"):
+        verdict = loop.rule.judge(ctx, draft, logits)
     emitted = emit(draft, verdict)
     count, done = cut(loop, state, emitted, verdict.accepted + 1)
     seen = Committed(
@@ -44,7 +47,8 @@ def step(loop: Loop, params: Params, state: State) -> State:
         records=record(state.records, state.step, draft, verdict, count),
         step=state.step + 1,
     )
-    observed = loop.drafter.observe(loop.context(params, state), params.drafter, state.drafter, seen, scratch)
+    with jax.named_scope("observe"):
+        observed = loop.drafter.observe(loop.context(params, state), params.drafter, state.drafter, seen, scratch)
     return state.replace(drafter=observed)
 
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
+from sdjax.core.sampling import top_k
 from sdjax.core.spec import initialise
 from sdjax.core.types import Committed, Context, Draft, Law, Trace
 from sdjax.drafters.head import DraftHead
@@ -92,7 +92,7 @@ class Medusa:
         matrices = params["head"][: self.depth]
         parts = zip(matrices, jnp.split(hidden, len(matrices), 1), strict=True)  # a shared matrix is read once
         logits = jnp.concatenate([self.head.logits(ctx, matrix, part) for matrix, part in parts], 1)
-        best = lax.top_k(logits, max(map(len, self.tree.children)))[1]
+        best = top_k(logits, max(map(len, self.tree.children)))[1]
         if "ids" in matrices[0]:
             best = matrices[0]["ids"][best]
         drafted = best[:, np.array(self.tree.depths[1:]) - 1, np.array(self.tree.ranks[1:])]

@@ -131,6 +131,6 @@ def judge_heads(
 def chain_figures(ranks: Int[Array, "K B T"], weights: Float[Array, "K B T"]) -> dict[str, Float[Array, ""]]:
     """Top-1 accuracy of every head, and the τ of a chain of first choices, had the target written these texts."""
     hits = (ranks == 0).astype(jnp.float32)
-    accuracy = {f"accuracy_{k}": weighted_mean(hit, weight) for k, (hit, weight) in enumerate(zip(hits, weights, strict=True), 1)}
+    accuracy = {f"accuracy_{k}": weighted_mean(*pair) for k, pair in enumerate(zip(hits, weights, strict=True), 1)}
     survival = jax.vmap(weighted_mean)(jnp.cumprod(hits, 0), jnp.cumprod(weights, 0))
     return accuracy | {"tau": 1 + survival.sum()}

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from sdjax.core.sampling import Purpose, coin_key, draw, warp_logits
+from sdjax.core.sampling import Purpose, coin_key, draw, top_k, warp_logits
 from sdjax.core.types import Context, Law
 
 
@@ -37,7 +36,7 @@ def draw_children(logits: Float[Array, "B I V"], widths: tuple[int, ...], law: L
 
 def likeliest(logits: Float[Array, "B I V"], widths: tuple[int, ...]) -> Children:
     """Child k is the parent's k-th likeliest token: no noise, no q."""
-    best, tokens = lax.top_k(logits, max(widths))
+    best, tokens = top_k(logits, max(widths))
     return Children(pick(tokens, widths), pick(best > -jnp.inf, widths), None)
 
 
@@ -51,13 +50,13 @@ def iid(logits: Float[Array, "B I V"], widths: tuple[int, ...], ctx: Context, de
 def without_replacement(logits: Float[Array, "B I V"], widths: tuple[int, ...], ctx: Context, depth: int) -> Children:
     """Successive draws from q, each without the earlier ones (Sequoia): the Gumbel-top-k trick, in draw order."""
     noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[2:], jnp.float32)))
-    best, tokens = lax.top_k(logits + noise(keys(ctx, depth, first_places(widths))), max(widths))
+    best, tokens = top_k(logits + noise(keys(ctx, depth, first_places(widths))), max(widths))
     return Children(pick(tokens, widths), pick(best > -jnp.inf, widths), jax.nn.softmax(logits))
 
 
 def mixed(logits: Float[Array, "B I V"], widths: tuple[int, ...], ctx: Context, depth: int) -> Children:
     """All children but the first are the likeliest tokens; the first is drawn from what q has left (Hu et al. 2025)."""
-    best, fixed = lax.top_k(logits, max(widths))
+    best, fixed = top_k(logits, max(widths))
     excluded = np.arange(max(widths)) < np.array(widths)[:, None] - 1
     outside = jnp.where(excluded, fixed, logits.shape[-1])
     rest = jnp.put_along_axis(logits, outside, -jnp.inf, axis=-1, inplace=False, mode="drop")

@@ -22,6 +22,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from sdjax.core.sampling import top_k
 from sdjax.core.types import Draft, Law, rows
 
 
@@ -91,7 +92,7 @@ def top_children(logits: Float[Array, "... V"], width: int) -> tuple[Int[Array, 
     if width > logits.shape[-1]:
         raise ValueError(f"{width} children are asked for, but the vocabulary has {logits.shape[-1]} tokens; take fewer")
     logits = logits.astype(jnp.float32)
-    best, tokens = lax.top_k(logits, width)
+    best, tokens = top_k(logits, width)
     return tokens, best - jax.nn.logsumexp(logits, -1, keepdims=True)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdjax.core.attention import attend, block_mask, cache_mask
-from sdjax.core.cache import KV, Cache, Staged, commit, empty_cache, with_prefix
+from sdjax.core.cache import KV, Cache, Staged, commit, empty_cache, scatter, with_prefix
 
 B, G, S, K, T, A = 2, 2, 12, 4, 5, 3
 
@@ -38,6 +38,8 @@ def test_commit_appends_the_path_and_touches_nothing_else(path, start, count):
     np.testing.assert_array_equal(out.layers[0].k, looped_commit(kept.k, new.k, path, start, count))
     np.testing.assert_array_equal(out.layers[0].v, looped_commit(kept.v, new.v, path, start, count))
     np.testing.assert_array_equal(out.length, np.array(start) + count)
+    rows = jnp.stack([new.k[b][:, jnp.array(path[b])] for b in range(B)])
+    np.testing.assert_array_equal(scatter(kept.k, rows, jnp.array(start), jnp.array(count)), out.layers[0].k)
 
 
 def test_prefix_reaches_every_cache_of_a_state_and_never_exceeds_its_capacity():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sdjax.core.sampling import Purpose, Warp, coin_key, draw, target_choice, warp_logits, warped_probs
+from sdjax.core.sampling import Purpose, Warp, coin_key, draw, target_choice, top_k, warp_logits, warped_probs
 
 V = 12
 logits = st.lists(st.sampled_from([-4.0, -1.0, 0.0, 0.5, 0.5, 1.0, 2.0, 3.0]), min_size=V, max_size=V)
@@ -101,3 +101,13 @@ def test_dropped_tokens_are_never_drawn():
     z = warp_logits(jnp.array([0.0, 1.0, 2.0, -1.0]), Warp(1.0, top_k=2))
     draws = jax.vmap(lambda i: draw(z, jax.random.key(i)))(jnp.arange(2_000))
     assert set(np.asarray(draws).tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize("size", [12, 29, 64, 128, 640])
+@pytest.mark.parametrize("k", [1, 3, 9])
+def test_top_k_by_blocks_is_top_k(size, k):
+    """Ties to the lower id, dropped tokens last, whatever the blocks."""
+    for seed in range(3):
+        x = jax.random.randint(jax.random.key(seed), (2, 3, size), 0, 7).astype(jnp.float32)
+        x = jnp.where(x == 0, -jnp.inf, x)
+        jax.tree.map(np.testing.assert_array_equal, top_k(x, k), tuple(jax.lax.top_k(x, k)))

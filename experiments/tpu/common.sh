@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Sourced by the scripts beside it: what they are told by the environment, and how they run a command.
+#
+#   TPU      a name for the machine            (sdjax)
+#   ZONE     where it stands                   (us-east5-b)
+#   TYPE     accelerator type                  (v6e-8)
+#   RUNTIME  software of its VMs               (v2-alpha-tpuv6e; v2-alpha-tpuv5 for v5p, v2-alpha-tpuv5-lite for v5e)
+#   BUCKET   gs://… for data, checkpoints, results and compiled programs
+#   PROJECT  (gcloud's own default)
+#
+# With --dry-run every script prints the exact commands and runs none.
+
+set -euo pipefail
+
+TPU=${TPU:-sdjax}
+ZONE=${ZONE:-us-east5-b}
+TYPE=${TYPE:-v6e-8}
+RUNTIME=${RUNTIME:-v2-alpha-tpuv6e}
+BUCKET=${BUCKET:-}
+PROJECT=${PROJECT:-}
+
+DRY_RUN=
+if [[ ${1:-} == --dry-run ]]; then
+    DRY_RUN=1
+    shift
+fi
+
+PLACE=(--zone="$ZONE")
+if [[ -n $PROJECT ]]; then
+    PLACE+=(--project="$PROJECT")
+fi
+
+fail() {
+    echo "error: $*" >&2
+    exit 2
+}
+
+needs_bucket() {
+    [[ $BUCKET == gs://* ]] || fail "BUCKET is '$BUCKET'; set it to a gs:// path for checkpoints and results"
+}
+
+# Runs a command, or prints it so that it can be pasted.
+call() {
+    if [[ -n $DRY_RUN ]]; then
+        printf '%q ' "$@"
+        printf '\n'
+    else
+        "$@"
+    fi
+}
+
+# Runs a shell line on every host of the machine.
+everywhere() {
+    call gcloud compute tpus tpu-vm ssh "$TPU" "${PLACE[@]}" --worker=all --command="$1"
+}
+
+# What a program on a pod is told: that it is one of several, and where compiled programs are kept.
+settings() {
+    printf '%s' "SDJAX_POD=1 SDJAX_CACHE= JAX_COMPILATION_CACHE_DIR=$BUCKET/compiled"
+}
+
+# The line that runs a program on a host. What it has written comes from the bucket first and goes there every five
+# minutes and at the end, so that a machine that is taken away takes little with it.
+on_host() {
+    local words
+    printf -v words '%q ' "$@"
+    printf '%s' "cd ~/sdjax && mkdir -p runs && gcloud storage rsync --recursive $BUCKET/runs runs; \
+save() { gcloud storage rsync --recursive runs $BUCKET/runs; }; (while sleep 300; do save; done) & keeper=\$!; \
+$(settings) .venv/bin/python -m ${words% } 2>&1 | tee -a ~/sdjax.log; kill \$keeper; save"
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The same on GKE, by xpk (pip install xpk): a cluster with one slice of TYPE, and a program as a workload on it.
+#
+#   gke.sh [--dry-run] cluster
+#   gke.sh [--dry-run] run experiments.decode --config configs/decode/smollm2_humaneval.py
+#
+# IMAGE is a container that holds this repository at /sdjax, with sdjax[tpu] installed.
+
+# shellcheck source=experiments/tpu/common.sh
+source "$(dirname "$0")/common.sh"
+
+IMAGE=${IMAGE:-}
+case ${1:-} in
+cluster) call xpk cluster create --cluster "$TPU" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" --spot ;;
+run)
+    shift
+    [[ $# -gt 0 ]] || fail "say what to run, as in: gke.sh run experiments.decode --config FILE"
+    [[ -n $IMAGE ]] || fail "set IMAGE to a container image that holds this repository"
+    needs_bucket
+    printf -v words '%q ' "$@"
+    call xpk workload create --cluster "$TPU" --workload "$TPU-run" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" \
+        --docker-image="$IMAGE" --command "cd /sdjax && $(settings) python -m ${words% }"
+    ;;
+*) fail "gke.sh knows cluster and run, not '${1:-}'" ;;
+esac

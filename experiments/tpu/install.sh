@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Copies this checkout to every host and installs it there with the pinned versions and libtpu.
+#
+#   install.sh [--dry-run]
+
+# shellcheck source=experiments/tpu/common.sh
+source "$(dirname "$0")/common.sh"
+
+ROOT=$(cd "$(dirname "$0")/../.." && pwd)
+PACKED=/tmp/sdjax.tar.gz
+call git -C "$ROOT" archive --format=tar.gz --output="$PACKED" HEAD
+call gcloud compute tpus tpu-vm scp "$PACKED" "$TPU:sdjax.tar.gz" "${PLACE[@]}" --worker=all
+everywhere "mkdir -p ~/sdjax && tar -xzf ~/sdjax.tar.gz -C ~/sdjax"
+everywhere "cd ~/sdjax && python3 -m venv .venv && .venv/bin/pip install -q --no-deps -r requirements.lock \
+&& .venv/bin/pip install -q -c requirements.lock -e '.[tpu]' 'etils[epath-gcs]'"
+everywhere "cd ~/sdjax && SDJAX_POD=1 .venv/bin/python -c 'from sdjax.mesh.start import join_pod; join_pod(); import jax; print(jax.devices())'"

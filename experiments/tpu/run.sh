@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Runs a program on all hosts at once: each reads its own part of the data, the first one prints and writes.
+#
+#   run.sh [--dry-run] experiments.decode --config configs/decode/smollm2_humaneval.py
+#
+# Programs note what they have done: the same line again goes on where it was stopped.
+
+# shellcheck source=experiments/tpu/common.sh
+source "$(dirname "$0")/common.sh"
+
+[[ $# -gt 0 ]] || fail "say what to run, as in: run.sh experiments.decode --config FILE"
+needs_bucket
+everywhere "$(on_host "$@")"

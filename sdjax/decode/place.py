@@ -1,0 +1,30 @@
+"""Decoding on a mesh: where the weights and the state of a loop live.
+
+`run` and `prefill` follow the shardings of what they are given, and the loop's carry keeps them: nothing else is said to
+the compiler.
+"""
+
+import jax
+
+from sdjax.decode.state import Loop, Params, State
+from sdjax.mesh.layout import Layout
+
+
+def params_shardings(layout: Layout, loop: Loop) -> Params:
+    """The target's by its specs; a drafter follows the same rules, unless it is tiny: then it is whole everywhere."""
+    target, drafter = loop.target.specs(), loop.drafter.specs(loop.target)
+    return Params(layout.params(target), layout.for_drafter(drafter, target).params(drafter))
+
+
+def state_shardings(layout: Layout, loop: Loop, state: State) -> State:
+    """Those of the loop's carry; `state` may be abstract."""
+    own = layout.for_drafter(loop.drafter.specs(loop.target), loop.target.specs())
+    return layout.state(state).replace(drafter=own.state(state.drafter))
+
+
+def empty_state(layout: Layout | None, loop: Loop, batch: int, capacity: int, max_steps: int) -> State:
+    """`loop.empty`, made on the mesh: no device ever holds more than its own part."""
+    make = lambda: loop.empty(batch, capacity, max_steps)
+    if layout is None:
+        return make()
+    return jax.jit(make, out_shardings=state_shardings(layout, loop, jax.eval_shape(make)))()

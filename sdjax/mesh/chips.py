@@ -1,0 +1,33 @@
+"""What one TPU chip has: the published figures that the compiler's answers are held against (Cloud TPU documentation)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chip:
+    """HBM in bytes and bytes/s, peak bfloat16 FLOP/s, and the clock in Hz.
+
+    Clocks are not published: they follow from the peak and the matrix units (4 of 128 × 128 on v5e, two cores of them
+    on v5p, 2 of 256 × 256 on v6e).
+    """
+
+    hbm: int
+    bandwidth: float
+    flops: float
+    clock: float
+
+
+GIB = 1 << 30
+CHIPS = {
+    "v5e": Chip(16 * GIB, 819e9, 197e12, 1.50e9),
+    "v5p": Chip(95 * GIB, 2765e9, 459e12, 1.75e9),
+    "v6e": Chip(32 * GIB, 1640e9, 918e12, 1.75e9),
+}
+
+
+def chip_of(topology: str) -> Chip:
+    """That of a topology string such as v5e:2x4; ValueError for a generation without figures here."""
+    name, _, shape = topology.partition(":")
+    if name not in CHIPS or not shape:
+        raise ValueError(f"the topology is {topology!r}; write it as in v5e:2x4, v5p:2x2x4, v6e:8x8 ({', '.join(CHIPS)})")
+    return CHIPS[name]

@@ -1,0 +1,131 @@
+"""Reading a compiled program's text: its collectives, its copies, and the cycles that the compiler expects.
+
+A loop's body is written down once, so what stands in one is counted once and marked `looped`. What the root does not
+reach is left out.
+"""
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+WIDTH = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}  # else 4 bytes
+
+HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\(")
+ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
+CALLED = re.compile(r"(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
+BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+SCOPE = re.compile(r'op_name="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An array as it is laid out; `near` marks one that stays in the core's own memory, not in HBM."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    near: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        return self.size * WIDTH.get(self.dtype, 4)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line: its operation, the arrays it makes, the named scopes it came from, and what it runs in."""
+
+    op: str
+    shapes: tuple[Shape, ...]
+    scope: str
+    computation: str
+    looped: bool
+    cycles: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program's instructions; `root` is the computation of interest: the entry, or the body of its loop."""
+
+    instructions: tuple[Instruction, ...]
+    root: str
+
+    @property
+    def collectives(self) -> list[Instruction]:
+        """Every exchange between devices, once each."""
+        return [i for i in self.instructions if i.op.removesuffix("-start") in KINDS]
+
+    def copies(self, size: int) -> list[Instruction]:
+        """Copies of an array of `size` elements from HBM to HBM."""
+        moved = (i for i in self.instructions if i.op in ("copy", "copy-start") and i.shapes[0].size == size)
+        return [i for i in moved if not any(shape.near for shape in i.shapes[:2])]
+
+    def written_back(self, size: int) -> list[Instruction]:
+        """Arrays of `size` elements that were changed in the core's memory and go back to HBM whole."""
+        moved = (i for i in self.instructions if i.op == "copy-start" and i.shapes[0].size == size)
+        return [i for i in moved if i.shapes[1].near and not i.shapes[0].near]
+
+    @property
+    def cycles(self) -> int:
+        """Those of the root, one instruction after the other. Transfers and inner loops have no estimate."""
+        return sum(i.cycles for i in self.instructions if i.computation == self.root)
+
+
+def read_program(text: str, loop: bool = False) -> Program:
+    """From `compiled.as_text()`; with `loop`, the root is the body of the largest loop in the entry."""
+    lines, root, current = defaultdict(list), "", ""
+    for line in text.splitlines():
+        if header := HEADER.match(line):
+            current = header[2]
+            root = current if header[1] else root
+        elif found := LINE.match(line):
+            lines[current].append((found, line))
+    if loop:
+        bodies = [name for found, line in lines[root] if found[3] == "while" for name in called(line)]
+        if not bodies:
+            raise ValueError("the program's entry has no loop; read it without loop=True")
+        root = max(bodies, key=lambda name: len(lines[name]))
+    inside = reached(lines, {root})
+    looped = reached(lines, {b for name in inside for m, line in lines[name] if m[3] == "while" for b in called(line)})
+    made = [instruction(m, line, name, name in looped) for name in lines if name in inside for m, line in lines[name]]
+    return Program(tuple(made), root)
+
+
+def called(line: str) -> list[str]:
+    """The computations that an instruction calls."""
+    branches = [name.strip().lstrip("%") for found in BRANCHES.findall(line) for name in found.split(",")]
+    return CALLED.findall(line) + branches
+
+
+def reached(lines: dict, start: set[str]) -> set[str]:
+    """`start` and all that is called from there."""
+    seen, open_ = set(start), list(start)
+    while open_:
+        new = {name for _, line in lines.get(open_.pop(), ()) for name in called(line)} - seen
+        seen |= new
+        open_ += new
+    return seen
+
+
+def instruction(match: re.Match, line: str, computation: str, looped: bool) -> Instruction:
+    """One parsed line."""
+    shapes = tuple(
+        Shape(dtype, tuple(map(int, filter(None, dims.split(",")))), "S(1)" in layout)
+        for dtype, dims, layout in ARRAY.findall(match[2])
+    )
+    cycles, scope = CYCLES.search(line), SCOPE.search(line)
+    return Instruction(
+        op=match[3],
+        shapes=shapes,
+        scope=scope[1] if scope else "",
+        computation=computation,
+        looped=looped,
+        cycles=int(cycles[1]) if cycles else 0,
+    )

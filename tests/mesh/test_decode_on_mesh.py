@@ -1,0 +1,130 @@
+"""A mesh decodes what one device decodes, token for token: every drafter, three mesh shapes, with padding rows.
+
+    make test-mesh      (8 simulated devices: a process of their own)
+
+Without them everything here is skipped, but for one case that `make test` runs in a subprocess.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sdjax.core.sampling import Warp
+from sdjax.core.spec import initialise
+from sdjax.decode.generate import new_tokens, prefill, run, start
+from sdjax.decode.place import params_shardings, state_shardings
+from sdjax.decode.state import Loop, Params
+from sdjax.drafters.no_draft import NoDraft
+from sdjax.drafters.tree_model import TreeDraftModel
+from sdjax.mesh.layout import Layout, make_mesh
+from sdjax.targets.decoder import Decoder
+from sdjax.verify.walk import Walk
+from tests.conformance.test_drafters import drafter_classes
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATED = "--xla_force_host_platform_device_count=8"
+# On 8 devices along `model` the kv heads do not divide, on 4 they do.
+TARGET = Decoder(vocab=48, width=16, layers=3, heads=8, kv_heads=4, head_width=8, ffw=24, qk_norm=True, windows=(None, 6, None))
+ODD = replace(TARGET, vocab=29, heads=6, kv_heads=3, ffw=22)  # nothing divides
+SEED = {TARGET: 24, ODD: 71}  # of weights whose greedy text varies
+# Eight rows, so that eight devices along `data` have one each; rows 5.. are padding.
+PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [7] * 20, [5], [9, 8, 9, 8, 9], [11] * 3, [1], [1], [1]]
+REAL, NEW, CAPACITY = 5, 14, 64
+SHAPES = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
+
+on_mesh = pytest.mark.skipif(jax.device_count() < 8, reason=f"needs 8 devices (XLA_FLAGS={SIMULATED}): make test-mesh")
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+every_drafter = pytest.mark.parametrize("cls", list(drafter_classes()), ids=lambda cls: cls.__name__)
+at_both_temperatures = pytest.mark.parametrize("temperature", [0.0, 1.0])
+
+
+def layout_of(shape: str) -> Layout:
+    data, model = SHAPES[shape]
+    return Layout(make_mesh(data=data, model=model, devices=jax.devices()[:8]))
+
+
+def loop_and_params(drafter, temperature, target):
+    """Random weights, scaled up so that the laws are neither flat nor one-hot."""
+    loop = Loop(target, drafter, Walk(), Warp(temperature), chunk=32)
+    make = lambda specs: jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, initialise(specs, jax.random.key(SEED[target])))
+    return loop, Params(make(target.specs()), make(drafter.specs(target)))
+
+
+def started(loop, layout=None):
+    """The prompts' state; padding rows may emit one token and no more."""
+    state, lengths = start(loop, PROMPTS, NEW, range(len(PROMPTS)), CAPACITY, layout)
+    last = jnp.where(jnp.arange(len(PROMPTS)) < REAL, state.last, lengths)
+    return state.replace(last=jax.device_put(last, state.last.sharding) if layout else last), lengths
+
+
+@cache
+def alone(temperature, target):
+    """Plain decoding on one device."""
+    loop, params = loop_and_params(NoDraft(), temperature, target)
+    state, lengths = started(loop)
+    tokens = new_tokens(run(loop, params, prefill(loop, params, state, lengths), jnp.int32(1000)), PROMPTS)
+    assert all(len(set(row)) >= 4 for row in tokens[:REAL]), "equality with a text that repeats itself proves little"
+    return tokens
+
+
+def check(drafter, temperature, shape, target=TARGET):
+    """Tokens as on one device; every array stays where it was put; a second call compiles nothing."""
+    layout = layout_of(shape)
+    loop, params = loop_and_params(drafter, temperature, target)
+    params = jax.device_put(params, params_shardings(layout, loop))
+    state, lengths = started(loop, layout)
+    state = run(loop, params, prefill(loop, params, state, lengths), jnp.int32(2))
+    compiled = run._cache_size()
+    state = run(loop, params, state, jnp.int32(1000))
+    assert run._cache_size() == compiled
+    wanted = state_shardings(layout, loop, state)
+    stays = jax.tree.map(lambda x, sharding: x.sharding.is_equivalent_to(sharding, x.ndim), state, wanted)
+    assert all(jax.tree.leaves(stays)), stays
+    tokens = new_tokens(state, PROMPTS)
+    assert tokens == alone(temperature, target)
+    assert all(len(row) == 1 for row in tokens[REAL:])
+    assert (np.asarray(state.records.committed)[REAL:] == 0).all()
+
+
+@pytest.mark.mesh
+@on_mesh
+@every_drafter
+@at_both_temperatures
+@every_shape
+def test_tokens_are_those_of_one_device(cls, temperature, shape):
+    check(cls.tiny(TARGET), temperature, shape)
+
+
+@pytest.mark.mesh
+@on_mesh
+def test_a_model_that_does_not_divide_is_decoded_all_the_same():
+    check(TreeDraftModel.tiny(ODD), 1.0, "2x4", ODD)
+
+
+@pytest.mark.mesh
+@on_mesh
+def test_no_device_holds_more_than_its_part():
+    layout = layout_of("2x4")
+    loop, params = loop_and_params(NoDraft(), 0.0, TARGET)
+    state, _ = started(loop, layout)
+    params = jax.device_put(params, params_shardings(layout, loop))
+    share = lambda x: x.addressable_shards[0].data.size / x.size
+    assert share(state.cache.layers[0].k) == share(state.tokens) / 4 == 1 / 8
+    assert share(params.target["head"]) == share(params.target["layers"][0]["k"]) == 1 / 4
+
+
+def test_one_case_in_a_process_of_eight_devices():
+    """The whole of this file is `make test-mesh`; this is what every run of the tests affords."""
+    flags = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SIMULATED}", "JAX_PLATFORMS": "cpu"}
+    case = f"{Path(__file__).relative_to(ROOT)}::test_tokens_are_those_of_one_device[2x4-1.0-TreeDraftModel]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", case]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | flags, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]

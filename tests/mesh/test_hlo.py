@@ -1,0 +1,73 @@
+"""Reading compiled text: counts, sizes, scopes, loops, copies."""
+
+import pytest
+
+from sdjax.mesh.chips import CHIPS, chip_of
+from sdjax.mesh.hlo import Shape, read_program
+
+TEXT = """
+HloModule jit_run, is_scheduled=true
+
+%inner.1 (p: s32[]) -> s32[] {
+  ROOT %all-gather.1 = f32[8,1,8]{2,1,0:T(1,128)S(1)} all-gather(%p), metadata={op_name="jit(run)/while/body/judge/max"}
+}
+
+%fused.2 (p: f32[8]) -> f32[8] {
+  %all-reduce.9 = f32[8]{0} all-reduce(%p), to_apply=%add
+}
+
+%body.3 (p: (bf16[8,1,4096,128], s32[])) -> (bf16[8,1,4096,128], s32[]) {
+  %all-reduce.1 = bf16[8,4096]{1,0:T(8,128)(2,1)S(1)} all-reduce(%x), metadata={op_name="jit(run)/while/body/dot"}
+  %all-reduce-start.2 = (f32[4]{0}, f32[4]{0}) all-reduce-start(%y), metadata={op_name="jit(run)/while/body/propose/dot"}
+  %all-reduce-done.2 = f32[4]{0} all-reduce-done(%all-reduce-start.2)
+  %fusion.4 = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused.2, backend_config={"estimated_cycles":"100"}
+  %while.5 = (s32[], /*index=1*/f32[8]{0:T(8)}) while(%t), condition=%never, body=%inner.1
+  %copy-start.6 = (bf16[8,1,4096,128]{3,2,1,0}, bf16[8,1,4096,128]{3,2,1,0}, u32[]{:S(2)}) copy-start(%c)
+  %copy-start.7 = (bf16[8,1,4096,128]{3,2,1,0:S(1)}, bf16[8,1,4096,128]{3,2,1,0}, u32[]{:S(2)}) copy-start(%c)
+  %copy-start.8 = (bf16[8,1,4096,128]{3,2,1,0}, bf16[8,1,4096,128]{3,2,1,0:S(1)}, u32[]{:S(2)}) copy-start(%c)
+  ROOT %tuple = (bf16[8,1,4096,128]{3,2,1,0}, s32[]) tuple(%c, %i), backend_config={"estimated_cycles":"20"}
+}
+
+ENTRY %main.4 (p: bf16[8]) -> bf16[8] {
+  %all-gather.7 = bf16[64]{0} all-gather(%p), backend_config={"estimated_cycles":"5000"}
+  ROOT %while.8 = (bf16[8,1,4096,128], s32[]) while(%t), condition=%never, body=%body.3
+}
+"""
+
+
+def test_a_step_is_the_loops_body_with_all_that_it_calls():
+    step = read_program(TEXT, loop=True)
+    assert step.root == "body.3" and step.cycles == 120
+    assert [(i.op, i.looped) for i in step.collectives] == [
+        ("all-gather", True),
+        ("all-reduce", False),
+        ("all-reduce", False),
+        ("all-reduce-start", False),
+    ]
+
+
+def test_without_a_loop_the_whole_program_is_read():
+    whole = read_program(TEXT)
+    assert whole.cycles == 5000 and len(whole.collectives) == 5
+
+
+def test_sizes_and_memories():
+    step = read_program(TEXT, loop=True)
+    reduce = next(i for i in step.collectives if i.computation == "body.3")
+    assert reduce.shapes == (Shape("bf16", (8, 4096), True),) and reduce.shapes[0].bytes == 65_536
+    assert Shape("f32", (), False).bytes == 4 and Shape("pred", (3,), False).bytes == 3
+
+
+def test_copies_in_hbm_are_told_from_those_to_and_from_the_core():
+    step, size = read_program(TEXT, loop=True), 8 * 4096 * 128
+    assert len(step.copies(size)) == len(step.written_back(size)) == 1
+    assert step.copies(7) == []
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="has no loop"):
+        read_program("ENTRY %main (p: f32[]) -> f32[] {\n  ROOT %x = f32[] negate(%p)\n}\n", loop=True)
+    for topology in ("v9:2x2", "v5e"):
+        with pytest.raises(ValueError, match="the topology is"):
+            chip_of(topology)
+    assert chip_of("v5p:2x2x4") is CHIPS["v5p"]
