@@ -1,0 +1,463 @@
+"""Drafters in published layouts come back as they were, draft the same, and folders that contradict themselves are refused."""
+
+import json
+import struct
+import zipfile
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from experiments.export import Export, export
+from experiments.import_drafter import Import, import_drafter
+from sdjax.core.types import Law
+from sdjax.decode.state import Params
+from sdjax.drafters.deepseek_mtp import DeepSeekMTP
+from sdjax.drafters.eagle import Eagle
+from sdjax.drafters.eagle3 import Eagle3
+from sdjax.drafters.gloeckle import Gloeckle
+from sdjax.drafters.head import DraftHead
+from sdjax.drafters.hydra import Hydra, HydraPlus
+from sdjax.drafters.medusa import Medusa
+from sdjax.drafters.published.pickled import read_pickled
+from sdjax.drafters.published.registry import LAYOUTS, detect, layout_named, read_folder, write_folder
+from sdjax.drafters.published.taps import ids_of, taps_from
+from sdjax.drafters.published.vocabulary import from_offsets, to_offsets
+from sdjax.targets.decoder import Decoder
+from sdjax.targets.load import Model
+from sdjax.targets.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from sdjax.train.saved import load_drafter, save_drafter
+from sdjax.trees.dynamic import DynamicTree
+from sdjax.trees.published import named_tree
+from sdjax.trees.tree import Tree
+from tests.experiments.tiny_model import model as tiny
+from tests.parity.test_medusa_hydra_formulas import published_hydra, published_medusa
+
+ROPE = Rope(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
+TARGET = Decoder(vocab=31, width=8, layers=8, heads=2, kv_heads=1, head_width=4, ffw=12, rope=ROPE, max_position=128)
+LAYER = replace(TARGET, layers=1, heads=4, ffw=20, norm_eps=0.1, rope=Rope(1e4), max_position=64)
+CHAIN, DYNAMIC = Tree.chain(3), DynamicTree(depth=8, nodes=60, width=10)
+TRAINED, REDUCED = DraftHead(trained=True), DraftHead(20, trained=True)
+HYDRA = Hydra(named_tree("mc_sim_7b_63"), 4, head=TRAINED, own_heads=True)
+PAPER = Eagle3((1, 3, 4), DYNAMIC, head=REDUCED)
+CASES = {
+    "eagle": ("eagle", Eagle()),
+    "eagle, no bias": ("eagle", Eagle(fc_bias=False, layer=LAYER)),
+    "eagle3": ("eagle3", PAPER),
+    "eagle3, whole": ("eagle3", replace(PAPER, head=TRAINED, layer=LAYER)),
+    "eagle3, norms": ("eagle3", replace(PAPER, taps=(2, 5), fc_norm=True, norm_before_residual=True)),
+    "speculators": ("speculators", replace(PAPER, tree=CHAIN)),
+    "speculators, 3.1": (
+        "speculators",
+        replace(PAPER, taps=("embed", 0, 7), tree=CHAIN, norm_before_fc=True, norm_output=True, norm_before_residual=True),
+    ),
+    "speculators, qwen3": ("speculators", replace(PAPER, tree=CHAIN, layer=replace(LAYER, qk_norm=True))),
+    "medusa": ("medusa", Medusa(named_tree("mc_sim_7b_63"), 5, head=TRAINED, own_heads=True)),
+    "medusa, few": ("medusa", Medusa(Tree.chain(2), 2, head=TRAINED, own_heads=True)),
+    "hydra": ("hydra", HYDRA),
+    "hydra, tied": ("hydra", replace(HYDRA, layers=3)),
+    "hydra++": ("hydra", HydraPlus(replace(HYDRA, layers=4))),
+    "deepseek-mtp": ("deepseek-mtp", DeepSeekMTP(2, CHAIN)),
+    "deepseek-mtp, head": ("deepseek-mtp", DeepSeekMTP(1, CHAIN, head=TRAINED)),
+    "qwen3-next-mtp": ("qwen3-next-mtp", DeepSeekMTP(1, CHAIN)),
+}
+
+
+@cache
+def target_params():
+    return drawn(TARGET.specs(), 1)
+
+
+def drawn(specs, seed):
+    """Random weights, norms and biases too; ids as they start."""
+    random = np.random.default_rng(seed)
+    floats = lambda spec: jnp.asarray(random.normal(size=spec.shape), spec.dtype)
+    return jax.tree.map(lambda spec: floats(spec) if spec.trainable else spec.init(None, spec.shape, spec.dtype), specs)
+
+
+def params_of(drafter):
+    """Blocks that the layout ties are equal."""
+    params = drawn(drafter.specs(TARGET), 2)
+    if isinstance(drafter, (Hydra, HydraPlus)):
+        for head in params["heads"]:
+            head["blocks"] = head["blocks"][:1] * len(head["blocks"])
+    return params
+
+
+def written(name, drafter, params=None):
+    return LAYOUTS[name].write(drafter, params_of(drafter) if params is None else params, TARGET, target_params())
+
+
+def read(name, made, **changes):
+    config = {key: value for key, value in (made.config | changes).items() if value is not ...}
+    return LAYOUTS[name].read(dict(made.tensors), config, TARGET, target_params())
+
+
+def same(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(
+        jax.tree.map(lambda x, y: x.dtype == y.dtype and bool((x == y).all()), a, b)
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ours_come_back(case, tmp_path):
+    """The drafter and every number; through a folder whose layout is detected."""
+    name, drafter = CASES[case]
+    params = params_of(drafter)
+    write_folder(tmp_path / "d", name, drafter, params, TARGET, target_params(), "float32")
+    layout, found = read_folder(tmp_path / "d", TARGET, target_params())
+    assert layout.name == name
+    assert found.drafter == drafter
+    assert same(found.params, params)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_and_config_are_plain(case):
+    made = written(*CASES[case])
+    assert json.loads(json.dumps(made.config)) == made.config
+    assert not [name for name in made.tensors if "#" in name]
+    again = read(CASES[case][0], made)
+    assert same(written(CASES[case][0], again.drafter, again.params).tensors, made.tensors)
+
+
+def test_the_published_names_of_eagle3():
+    made = written(*CASES["eagle3"])
+    layer = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj mlp.up_proj mlp.down_proj"
+    layer = f"{layer} input_layernorm hidden_norm post_attention_layernorm".split()
+    plain = {f"midlayer.{name}.weight" for name in layer} | {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
+    assert made.tensors.keys() == plain
+    assert made.tensors["d2t"].dtype == np.int64 and made.tensors["t2d"].dtype == bool
+    assert made.tensors["midlayer.self_attn.q_proj.weight"].shape == (8, 16)
+    assert not any("layer_ids" in key or key == "eagle_config" for key in made.config)
+    later = {name.replace("midlayer.", "layers.0."): found for name, found in made.tensors.items()}
+    assert detect(later, made.config).name == "eagle3"
+    assert same(read("eagle3", made._replace(tensors=later)).params, params_of(PAPER))
+
+
+def test_the_names_that_the_formulas_read():
+    """tests/parity computes by these names what the drafters compute."""
+    for case, formulas, prefix in (
+        ("medusa", published_medusa, "medusa_head."),
+        ("hydra, tied", published_hydra, ""),
+        ("hydra++", published_hydra, ""),
+    ):
+        made = {f"{prefix}{name}": found for name, found in written(*CASES[case]).tensors.items()}
+        expected = formulas(params_of(CASES[case][1]))
+        assert all(not made[name].any() and "hydra_lm_head" in name for name in made.keys() - expected.keys())
+        assert all(np.array_equal(made[name], found) for name, found in expected.items())
+    module = params_of(CASES["deepseek-mtp"][1])["modules"][1]
+    found = written(*CASES["deepseek-mtp"]).tensors
+    for name, ours in {"enorm": "embed_norm", "hnorm": "hidden_norm", "eh_proj": "fuse", "shared_head.norm": "norm"}.items():
+        assert np.array_equal(found[f"model.layers.9.{name}.weight"], module[ours])
+    assert np.array_equal(found["model.layers.9.self_attn.k_proj.weight"], module["layer"]["k"])
+
+
+def test_draft_vocabularies_are_offsets():
+    ids = np.array([2, 3, 7, 30])
+    tensors = to_offsets(ids, 31)
+    assert tensors["d2t"].tolist() == [2, 2, 5, 27]
+    assert np.flatnonzero(tensors["t2d"]).tolist() == ids.tolist()
+    assert from_offsets(tensors, 4, 31, []).tolist() == ids.tolist()
+    notes: list[str] = []
+    assert from_offsets({"d2t": tensors["d2t"]}, 4, 31, notes).tolist() == ids.tolist() and "t2d is missing" in notes[0]
+    assert from_offsets({}, 31, 31, []) is None
+    for change, words in (
+        ({"d2t": ids}, "offsets"),
+        ({"d2t": np.array([3, 1, 5, 27])}, "ascending"),
+        ({"d2t": tensors["d2t"].astype(float)}, "expected integers"),
+        ({"t2d": tensors["t2d"][:30]}, r"expected booleans \[31\]"),
+        ({"t2d": np.roll(tensors["t2d"], 1)}, "not the 4 tokens of d2t"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            from_offsets(tensors | change, 4, 31, [])
+    with pytest.raises(ValueError, match="d2t is missing"):
+        from_offsets({"t2d": tensors["t2d"]}, 4, 31, [])
+    with pytest.raises(ValueError, match=r"d2t is int64 \[4\]; expected integers \[5\]"):
+        from_offsets(tensors, 5, 31, [])
+
+
+@pytest.mark.parametrize("counting, ids", [("input", [2, 16, 29]), ("output", [1, 15, 28]), ("hidden_states", [2, 16, 29])])
+def test_three_countings_of_one_state(counting, ids):
+    """eagle.md's table, for a target of 32 layers."""
+    assert taps_from(ids, counting, 32) == (1, 15, 28)
+    assert ids_of((1, 15, 28), counting, 32) == ids
+
+
+def test_countings_at_the_ends():
+    assert taps_from([0, 32], "input", 32) == ("embed", 31)
+    assert taps_from([0, 32], "hidden_states", 32) == ("embed", "final")
+    assert ids_of(("embed", "final"), "hidden_states", 32) == [0, 32]
+    for taps, counting in ((("final",), "input"), ((31,), "hidden_states"), (("embed",), "output")):
+        with pytest.raises(ValueError, match="no number"):
+            ids_of(taps, counting, 32)
+    for ids, counting in (([33], "input"), ([32], "output"), ([-1], "input"), ([1, 1], "input"), ([], "input")):
+        with pytest.raises(ValueError, match="layer id"):
+            taps_from(ids, counting, 32)
+
+
+def test_taps_in_a_flat_config():
+    """SGLang's rule for nested ids, vLLM's for those above; the released code's where there are none."""
+    made = written("eagle3", PAPER)
+    taps = lambda **changes: read("eagle3", made, **changes).drafter.taps
+    nested = lambda *ids: {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(ids)}}
+    assert taps() == (1, 3, 4)
+    assert taps(**nested(1, 3, 4)) == (1, 3, 4)
+    assert taps(**nested(2, 4, 6)) == (1, 3, 5)
+    assert taps(eagle_aux_hidden_state_layer_ids=[1, 3, 4]) == (0, 2, 3)
+    with pytest.raises(ValueError, match="names different states"):
+        taps(eagle_aux_hidden_state_layer_ids=[1, 3, 4], **nested(1, 3, 4))
+    with pytest.raises(ValueError, match=r"fc.weight has shape \[8, 24\], expected \[8, 32\]"):
+        taps(**nested(2, 4, 6, 7))
+
+
+@pytest.mark.parametrize("scaling", [None, LinearScaling(4.0), Llama3Scaling(8.0, 1.0, 4.0, 64), YarnScaling(4.0, 64)])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "speculators"])
+def test_rotary_settings_survive(name, scaling):
+    rope = Rope(123456.0, scaling)
+    drafter = replace(CASES[name][1], layer=replace(LAYER, rope=rope))
+    made = written(name, drafter)
+    assert read(name, made).drafter.layer.rope == rope
+    if name == "speculators":  # as transformers 5 writes them
+        layer = dict(made.config["transformer_layer_config"])
+        layer["rope_parameters"] = (layer.pop("rope_scaling") or {"rope_type": "default"}) | {
+            "rope_theta": layer.pop("rope_theta")
+        }
+        assert read(name, made, transformer_layer_config=layer).drafter.layer.rope == rope
+
+
+def test_open_settings_are_noted():
+    found = read("eagle3", written("eagle3", PAPER), rope_theta=..., rope_scaling=..., norm_before_residual=...)
+    assert found.drafter.layer == replace(TARGET, layers=1, rope=Rope(1e4))
+    notes = " ".join(found.notes)
+    for word in ("rope_theta is not given: 10000", "norm_before_residual is not given: false", "layer ids", "the tree is not"):
+        assert word in notes
+    short = read("eagle3", written("eagle3", PAPER), max_position_embeddings=64)
+    assert short.drafter.layer.max_position == 64 and any("max_position_embeddings is 64" in note for note in short.notes)
+    layer = {"model_type": "llama", **written(*CASES["speculators"]).config["transformer_layer_config"]}
+    del layer["rms_norm_eps"], layer["max_position_embeddings"]
+    layer["rope_scaling"] = None
+    found = read("speculators", written(*CASES["speculators"]), transformer_layer_config=layer)
+    assert (found.drafter.layer.norm_eps, found.drafter.layer.max_position) == (1e-6, 2048)
+    assert any("max_position_embeddings 2048" in note for note in found.notes)
+
+
+def test_one_key_two_meanings():
+    """SpecForge's norm_output is not speculators'."""
+    flat, nested = written("eagle3", PAPER), written(*CASES["speculators"])
+    assert not read("eagle3", flat, norm_output=True).drafter.norm_output
+    assert read("speculators", nested, norm_output=True).drafter.norm_output
+    with pytest.raises(ValueError, match="norm_output is False"):
+        read("eagle3", flat, norm_output=False)
+    with pytest.raises(ValueError, match="one thing to SpecForge and another"):
+        read("eagle3", flat, norm_output=True, architectures=["LlamaForCausalLM"])
+
+
+@pytest.mark.parametrize(
+    "case, changes, words",
+    [
+        ("eagle", {"bias": False}, "fc.bias is present"),
+        ("eagle, no bias", {"bias": ...}, "open means true"),
+        ("eagle", {"hidden_size": 16}, "hidden_size is 16, the target's 8"),
+        ("eagle", {"num_hidden_layers": 2}, "num_hidden_layers is 2"),
+        ("eagle", {"strange": 1}, "strange=1 is not known"),
+        ("eagle3", {"vocab_size": 32}, "vocab_size is 32, the target's 31"),
+        ("eagle3", {"draft_vocab_size": ...}, "draft_vocab_size is None"),
+        ("eagle3", {"draft_vocab_size": 21}, r"d2t is int64 \[20\]"),
+        ("eagle3", {"max_position_embeddings": ...}, "max_position_embeddings is None"),
+        ("eagle3", {"rope_theta": -1}, "rope_theta is -1"),
+        ("eagle3", {"tie_word_embeddings": True}, "lm_head of its own"),
+        ("eagle3", {"target_hidden_size": 16}, "target_hidden_size is 16"),
+        ("eagle3", {"fc_norm": True}, r"missing fc_norm\.0\.weight"),
+        ("eagle3, norms", {"fc_norm": False}, r"unexpected fc_norm\.0\.weight"),
+        ("eagle3, norms", {"norm_before_fc": True}, "both true"),
+        ("eagle3", {"norm_before_residual": "yes"}, "must be true or false"),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
+        ("speculators", {"transformer_layer_config": ...}, "transformer_layer_config is None"),
+        ("speculators", {"transformer_layer_config": {"model_type": "gemma"}}, "model_type is 'gemma'"),
+        ("speculators", {"speculators_config": ...}, "proposal_methods is missing"),
+        ("speculators", {"norm_before_fc": True}, r"missing input_norm\.weight"),
+        ("speculators", {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "layer id 9"),
+        ("medusa", {"medusa_num_heads": 4}, "medusa_num_heads is 4, but the tensors are of 5 heads"),
+        ("medusa", {"medusa_num_layers": 2}, "medusa_num_layers is 2"),
+        ("medusa", {"vocab_size": 32}, "vocab_size is 32"),
+        ("hydra", {"hydra_num_heads": 5}, "hydra_num_heads is 5"),
+        ("hydra", {"hydra_num_layers": 2}, r"missing hydra_mlp\.0\.1\.linear\.weight"),
+        ("hydra", {"hydra_head_arch": "eagle-attn"}, "hydra_head_arch is 'eagle-attn'"),
+        ("hydra", {"hydra_head_arch": "prefix-mlp"}, "missing"),
+        ("hydra", {"grounded_heads": ...}, "grounded_heads is None"),
+        ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset is 1"),
+        ("deepseek-mtp", {"num_nextn_predict_layers": 1}, r"modules at layers \[8, 9\]"),
+        ("deepseek-mtp", {"num_hidden_layers": 9}, "num_hidden_layers is 9, the target's 8"),
+        ("deepseek-mtp", {"rope_theta": 1e4}, "the rotary settings are"),
+        ("deepseek-mtp", {"hidden_size": ...}, "config.json has no hidden_size"),
+        ("qwen3-next-mtp", {"model_type": ...}, "model_type is missing"),
+        ("qwen3-next-mtp", {"model_type": "qwen3_next"}, "gated attention"),
+    ],
+)
+def test_damaged_configs_are_refused(case, changes, words):
+    name, drafter = CASES[case]
+    with pytest.raises(ValueError, match=words):
+        read(name, written(name, drafter), **changes)
+
+
+@pytest.mark.parametrize(
+    "case, tensor, found, words",
+    [
+        ("eagle3", "norm.weight", None, r"missing norm\.weight \[8\]"),
+        ("eagle3", "more.weight", np.zeros(3, np.float32), r"unexpected more\.weight \[3\]"),
+        ("eagle3", "fc.weight", np.full((8, 24), np.nan, np.float32), "NaN"),
+        ("eagle3", "fc.weight", np.zeros((8, 24), np.int8), "stored as int8"),
+        ("eagle3", "embed_tokens.weight", np.ones((31, 8), np.float32), "not the target's"),
+        ("hydra", "hydra_lm_head.1.bias", np.ones(31, np.float32), "bias over the vocabulary"),
+        ("hydra", "hydra_mlp.0.0.linear.weight", np.ones((8, 8), np.float32), r"expected \[8, 16\]"),
+        ("deepseek-mtp", "model.layers.9.shared_head.head.weight", np.ones((31, 8), np.float32), "differs between modules"),
+        ("deepseek-mtp", "model.layers.8.mlp.experts.0.up_proj.weight", np.ones((4, 8), np.float32), "experts"),
+    ],
+)
+def test_damaged_tensors_are_refused(case, tensor, found, words):
+    name, drafter = CASES[case]
+    made = written(name, drafter)
+    tensors = {key: value for key, value in made.tensors.items() if key != tensor}
+    with pytest.raises(ValueError, match=words):
+        read(name, made._replace(tensors=tensors if found is None else tensors | {tensor: found}))
+
+
+@pytest.mark.parametrize(
+    "name, drafter, words",
+    [
+        ("eagle3", replace(PAPER, norm_output=True), "norm_output"),
+        ("eagle3", replace(PAPER, taps=(0, 2, 3)), "SGLang takes ids that start with 1"),
+        ("eagle3", replace(PAPER, taps=(1, "final")), "no number"),
+        ("eagle3", replace(PAPER, fc_norm=True, norm_before_fc=True), "both on"),
+        ("eagle3", replace(PAPER, layer=replace(LAYER, qk_norm=True)), "qwen3's"),
+        ("eagle3", Eagle(), "holds Eagle3, not Eagle"),
+        ("speculators", replace(PAPER, fc_norm=True, norm_before_fc=True), "both on"),
+        ("eagle", Eagle(head=REDUCED), "was trained"),
+        ("medusa", Medusa(CHAIN, head=REDUCED, own_heads=True), "draft vocabulary of 20 tokens"),
+        ("medusa", Medusa(CHAIN, layers=2), "2 blocks with weights of their own"),
+        ("deepseek-mtp", DeepSeekMTP(tap=7), "reads tap 7"),
+        ("deepseek-mtp", DeepSeekMTP(head=REDUCED), "draft vocabulary"),
+        ("qwen3-next-mtp", DeepSeekMTP(2), "holds one module"),
+        ("hydra", Gloeckle(8), "holds Hydra or HydraPlus, not Gloeckle"),
+    ],
+)
+def test_what_a_layout_cannot_hold_is_refused(name, drafter, words):
+    with pytest.raises(ValueError, match=words):
+        written(name, drafter, drawn(drafter.specs(TARGET), 2))
+
+
+def test_tied_blocks_come_in_and_untied_ones_do_not_leave():
+    drafter = replace(HYDRA, layers=3)
+    made = written("hydra", drafter)
+    assert any("equal blocks were one" in note for note in read("hydra", made).notes)
+    with pytest.raises(ValueError, match="2 blocks with weights of their own"):
+        written("hydra", drafter, drawn(drafter.specs(TARGET), 2) | {"heads": untied(drafter)})
+
+
+def untied(drafter):
+    heads = params_of(drafter)["heads"]
+    heads[1]["blocks"] = [heads[1]["blocks"][0], jax.tree.map(lambda x: x + 1, heads[1]["blocks"][1])]
+    return heads
+
+
+def test_heads_without_matrices_share_the_targets():
+    made = written("medusa", Medusa(CHAIN, 3))
+    assert np.array_equal(made.tensors["2.1.weight"], target_params()["head"])
+    legacy = {f"medusa_head.{name}": found for name, found in made.tensors.items() if "linear" in name}
+    found = read("medusa", made._replace(tensors=legacy))
+    assert found.drafter == Medusa(CHAIN, 3) and same(found.params, params_of(Medusa(CHAIN, 3)))
+
+
+def test_a_head_that_borrows_the_targets_gets_a_copy():
+    drafter = replace(PAPER, head=DraftHead())
+    found = read("eagle3", written("eagle3", drafter))
+    assert found.drafter == replace(PAPER, head=TRAINED)
+    assert np.array_equal(found.params["head"]["weight"], target_params()["head"])
+
+
+def test_layouts_are_told_apart():
+    for case, (name, drafter) in CASES.items():
+        made = written(name, drafter)
+        assert [layout.name for layout in LAYOUTS.values() if layout.claims(made.tensors, made.config)] == [name], case
+    with pytest.raises(ValueError, match=r"no known layout.*weird\.weight"):
+        detect(["weird.weight"], {})
+    with pytest.raises(ValueError, match="speculators_model_type 'dflash'"):
+        detect(["fc.weight", "layers.0.self_attn.q_proj.weight"], {"speculators_model_type": "dflash"})
+    with pytest.raises(ValueError, match="may be eagle3 or medusa"):
+        detect(["midlayer.hidden_norm.weight"], {"medusa_num_heads": 3})
+    with pytest.raises(ValueError, match="did you mean 'eagle3'"):
+        layout_named("eagle-3")
+
+
+def test_modules_are_found_in_a_whole_checkpoint(tmp_path):
+    drafter = DeepSeekMTP(2, CHAIN)
+    write_folder(tmp_path / "d", "deepseek-mtp", drafter, params_of(drafter), TARGET, target_params(), "float32")
+    file = tmp_path / "d" / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.3.mlp.up_proj.weight": np.ones((3, 3)), "lm_head.weight": np.ones(2)}, file)
+    assert same(read_folder(tmp_path / "d", TARGET, target_params())[1].params, params_of(drafter))
+
+
+def test_folders(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json"):
+        read_folder(tmp_path, TARGET, target_params())
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="0 files of tensors"):
+        read_folder(tmp_path, TARGET, target_params())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin cannot be read"):
+        read_folder(tmp_path, TARGET, target_params())
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="no whole safetensors file"):
+        read_folder(tmp_path, TARGET, target_params())
+    with pytest.raises(ValueError, match="already exists"):
+        write_folder(tmp_path, "eagle3", PAPER, {}, TARGET, target_params())
+
+
+def text(word):
+    return b"X" + struct.pack("<I", len(word)) + word.encode()
+
+
+def integers(*values):
+    return b"(" + b"".join(b"J" + struct.pack("<i", value) for value in values) + b"t"
+
+
+def pickled(path, offset=0, shape=(2, 3), strides=(3, 1), call=b"ctorch._utils\n_rebuild_tensor_v2\n"):
+    """What torch.save writes of {"w": a float32 tensor [2, 3] of 0..5}."""
+    storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"J" + struct.pack("<i", 6) + b"tQ"
+    tensor = call + b"(" + storage + b"J" + struct.pack("<i", offset) + integers(*shape) + integers(*strides) + b"\x89}tR"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", b"\x80\x02}" + text("w") + tensor + b"s.")
+        archive.writestr("model/data/0", np.arange(6, dtype="<f4").tobytes())
+    return path
+
+
+def test_pytorch_files(tmp_path):
+    whole = np.arange(6.0).reshape(2, 3)
+    assert np.array_equal(read_pickled(pickled(tmp_path / "a.bin"))["w"], whole)
+    assert np.array_equal(read_pickled(pickled(tmp_path / "b.bin", 1, (3, 1), (1, 3)))["w"], [[1], [2], [3]])
+    for changes, words in (({"offset": 1}, "beyond its storage"), ({"call": b"cos\nsystem\n"}, "it names os.system")):
+        with pytest.raises(ValueError, match=words):
+            read_pickled(pickled(tmp_path / "c.bin", **changes))
+
+
+def test_commands(tmp_path, capsys):
+    """A saved drafter goes out and comes back; what it was given decides nothing silently."""
+    model = Model("tiny", TARGET, target_params(), tiny().tokenizer, "sha256:tiny")
+    drafter = Eagle3((0, 1, 2), Tree.chain(2), Law.IID, head=DraftHead(12, trained=True))
+    params = Params(model.params, params_of(drafter))
+    save_drafter(tmp_path / "saved", drafter, params, model.target, model.identity, "float32")
+    export(Export(str(tmp_path / "saved"), "speculators", tmp_path / "out", dtype="float32", verifier="some/model"), model)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "some/model"
+    import_drafter(Import(tmp_path / "out", tmp_path / "back", dtype="float32"), model)
+    back, found = load_drafter(tmp_path / "back", model)
+    assert replace(back, law=Law.IID) == drafter and same(found, params.drafter)
+    assert "embed_tokens.weight left out: it is the target's" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="others have none"):
+        export(Export(str(tmp_path / "saved"), "eagle3", tmp_path / "more", verifier="some/model"), model)
+    with pytest.raises(ValueError, match="already exists"):
+        import_drafter(Import(tmp_path / "out", tmp_path / "back"), model)
