@@ -11,7 +11,7 @@ MAY_BE_EMPTY := || { code=$$?; test $$code -eq 5; }
 UV_COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint format test test-model test-law test-slow test-mesh test-tpu test-gpu test-parity bench-decode bench-rules lock clean
+.PHONY: help setup demo lint format test test-model test-law test-slow test-mesh test-tpu test-gpu test-parity test-notebooks notebooks bench-decode bench-rules lock clean
 
 help:
 	@echo "make demo          SmolLM2-135M answers HumanEval prompts, plainly and speculatively: one table (≤ 15 minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-slow     training killed at random moments, many times"
 	@echo "make test-mesh     sharded over eight simulated devices;  make test-tpu  compiled for TPUs;  make test-gpu"
 	@echo "make test-parity   against other people's code (an environment of its own, with PyTorch)"
+	@echo "make test-notebooks  the notebooks, run;  make notebooks  made anew of their sources, with outputs"
 	@echo "make bench-decode  speed and memory of the decode loop;  make bench-rules  the rules compared"
 	@echo "make lint, format  ruff and mypy;  make lock  new pinned versions;  make clean  removes environments"
 
@@ -58,7 +59,7 @@ format: $(READY)
 
 test: lint
 	@echo "── The quick tests"
-	@$(PYTEST) -n 2 -m "not parity and not law and not model and not slow and not mesh and not tpu and not gpu"
+	@$(PYTEST) -n 2 -m "not parity and not law and not model and not slow and not mesh and not tpu and not gpu and not notebook"
 
 test-model: $(READY)
 	@echo "── Tests on the real model"
@@ -88,6 +89,13 @@ test-gpu: $(READY)
 test-parity: $(READY_PARITY)
 	@echo "── Parity with other people's code"
 	@.venv-parity/bin/python -m pytest -q -m parity $(MAY_BE_EMPTY)
+
+test-notebooks: $(READY)
+	@echo "── The notebooks, run"
+	@$(PYTEST) -m notebook
+
+notebooks: $(READY)
+	@$(RUN) -m experiments.notebooks
 
 bench-decode: $(READY)
 	@$(RUN) -m experiments.bench_decode
