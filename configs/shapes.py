@@ -69,3 +69,28 @@ QWEN3_06B = Decoder(
     max_position=40_960,
     dtype="bfloat16",
 )
+QWEN3_8B = Decoder(
+    vocab=151_936,
+    width=4096,
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_width=128,
+    ffw=12_288,
+    rope=Rope(1_000_000.0),
+    norm_eps=1e-6,
+    qk_norm=True,
+    max_position=40_960,
+    dtype="bfloat16",
+)
+SMOLLM2_135M = Decoder(
+    vocab=49_152,
+    width=576,
+    layers=30,
+    heads=9,
+    kv_heads=3,
+    head_width=64,
+    ffw=1536,
+    rope=Rope(100_000.0),
+    tied=True,
+)

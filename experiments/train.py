@@ -29,6 +29,7 @@ from experiments.launch import decode_in_float32, launch_identity, mistakes_end_
 from experiments.train_config import HeldOutConfig, TrainConfig
 from sdjax.core.metrics import Acceptance
 from sdjax.core.plain import plain_data, write_json
+from sdjax.core.spec import initialise
 from sdjax.decode.state import Params
 from sdjax.mesh.layout import make_mesh
 from sdjax.study.prompts import encode, load_prompts
@@ -59,10 +60,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def load_model(config: TrainConfig) -> Model:
-    """The target."""
-    if config.target.name != tiny_model.NAME:
-        return sdjax.load(config.target.name, config.target.dtype)
-    return tiny_model.tiny_model(Path(config.runs).parent)
+    """The target, as it is or with random weights."""
+    if config.target.name == tiny_model.NAME:
+        model = tiny_model.tiny_model(Path(config.runs).parent)
+    else:
+        model = sdjax.load(config.target.name, config.target.dtype)
+    if not config.from_scratch:
+        return model
+    return model._replace(params=initialise(model.target.specs(), jax.random.key(config.seed)))
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class TrainConfig:
     """The optimiser; its `steps` are the run's length."""
     joint: Joint | None = None
     """How the target is trained beside the drafter; None: it is frozen."""
+    from_scratch: bool = False
+    """Whether such a target starts from random weights instead of its own."""
     frozen: tuple[str, ...] = ()
     """Globs over parameters that stay as they start, such as "drafter.layers.*"."""
     held_out: HeldOutConfig = HeldOutConfig()
@@ -69,5 +71,7 @@ class TrainConfig:
                 f"features has {len(self.features)} folders for {len(self.corpora)} corpora, joint is {self.joint}: give one "
                 "for each corpus, and none where the target is trained"
             )
+        if self.from_scratch and not self.joint:
+            raise ValueError("from_scratch is set, but the target is not trained; give joint, or leave it out")
         if self.save_as not in ("bfloat16", "float32"):
             raise ValueError(f"save_as is {self.save_as!r}; it must be 'bfloat16' or 'float32'")

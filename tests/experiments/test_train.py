@@ -114,7 +114,8 @@ def test_text_of_another_target_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"name": "a/b"}, {"rows": 3, "optimiser": Optimiser(micro_batches=2)}, {"save_as": "int3"}]
+    "changes",
+    [{"name": "a/b"}, {"rows": 3, "optimiser": Optimiser(micro_batches=2)}, {"from_scratch": True}, {"save_as": "int3"}],
 )
 def test_bad_fields_are_named(tmp_path, changes):
     with pytest.raises(ValueError, match=next(iter(changes))):

@@ -1,0 +1,44 @@
+"""What every drafter of SmolLM2-135M is trained on here, so that they compare: texts, token budget, prompts to be judged by.
+
+The texts are the target's own, argmax (t0) and sampled (t1), and its states on them are kept:
+
+    ROLL="python -m experiments.rollout --corpora corpora --config configs/rollout"
+    $ROLL/smollm2_prompts.py --name smollm2-prompts-t0 --prompts.count 1300
+    $ROLL/smollm2_prompts.py --name smollm2-prompts-t1 --prompts.skip 1300 --warp.temperature 1
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 640
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 640 --warp.temperature 1
+    python -m experiments.features --taps 1 14 26 28 --corpus corpora/NAME --out features/NAME       for each of the four
+
+Without the states, train with an empty `--features`: the target then runs in every step.
+"""
+
+from typing import Any
+
+from configs.shapes import SMOLLM2_135M
+from experiments.train_config import HeldOutConfig, TrainConfig
+from sdjax.drafters.head import DraftHead
+from sdjax.study.prompts import Prompts
+from sdjax.train.optimiser import Optimiser
+from sdjax.train.recipe import Cadence
+from sdjax.trees.tree import Tree
+
+TARGET = SMOLLM2_135M
+NAMES = ("smollm2-prompts-t0", "smollm2-prompts-t1", "smollm2-stdlib-t0", "smollm2-stdlib-t1")
+CHAIN = Tree.chain(4)  # drafted by all while training; trees are chosen when decoding
+VOCABULARY = DraftHead(size=8192)  # the target's rows for its commonest tokens; its whole head is a fifth of a plain step
+
+
+def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, ...] = ()) -> TrainConfig:
+    """600 steps of 4 × 512 tokens. The rates are chosen by hand: the papers' are for runs a thousand times as long."""
+    return TrainConfig(
+        name=name,
+        drafter=drafter,
+        corpora=tuple(f"corpora/{name}" for name in NAMES),
+        features=tuple(f"features/{name}" for name in NAMES),
+        rows=4,
+        length=512,
+        optimiser=Optimiser(learning_rate=learning_rate, steps=600, warmup=30),
+        frozen=frozen,
+        held_out=HeldOutConfig(Prompts(count=8)),
+        cadence=Cadence(save_every=100, eval_every=100),
+    )

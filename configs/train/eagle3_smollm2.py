@@ -1,0 +1,19 @@
+"""EAGLE-3 for SmolLM2-135M (Li et al. 2025, arXiv:2503.01840), taps behind layers 1, 14 and 26.
+
+    python -m experiments.train --config configs/train/eagle3_smollm2.py
+
+Three unrolled steps for the CPU's sake, as `speculators` has them; the paper's are seven. The head is trained.
+Texts, token budget and the commands that make the corpora are in configs/smollm2.py.
+"""
+
+from dataclasses import replace
+
+from configs.smollm2 import CHAIN, TARGET, VOCABULARY, training
+from experiments.train_config import TrainConfig
+from sdjax.core.types import Law
+from sdjax.drafters.eagle3 import Eagle3, published_taps
+
+
+def get_config() -> TrainConfig:
+    drafter = Eagle3(published_taps(TARGET.layers), CHAIN, law=Law.IID, head=replace(VOCABULARY, trained=True), steps=3)
+    return training("eagle3_smollm2", drafter, learning_rate=1e-3)
