@@ -59,7 +59,7 @@ format: $(READY)
 
 test: lint
 	@echo "── The quick tests"
-	@$(PYTEST) -n 2 -m "not parity and not law and not model and not slow and not mesh and not tpu and not gpu and not notebook"
+	@$(PYTEST) -n 2 --dist loadgroup -m "not parity and not law and not model and not slow and not mesh and not tpu and not gpu and not notebook"
 
 test-model: $(READY)
 	@echo "── Tests on the real model"
@@ -67,7 +67,7 @@ test-model: $(READY)
 
 test-law: $(READY)
 	@echo "── Exact laws of larger models"
-	@$(PYTEST) -n 2 -m law $(MAY_BE_EMPTY)
+	@$(PYTEST) -n 2 --dist loadgroup -m law $(MAY_BE_EMPTY)
 
 test-slow: $(READY)
 	@echo "── Runs that are killed many times"

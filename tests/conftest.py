@@ -23,3 +23,10 @@ def target():
 @pytest.fixture(scope="session")
 def params():
     return target_params()
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that share compiled programs run in one process (--dist loadgroup): those of a drafter, else those of a file."""
+    for item in items:
+        drafter = getattr(item, "callspec", None) and item.callspec.params.get("drafter")
+        item.add_marker(pytest.mark.xdist_group(type(drafter).__name__ if drafter else item.path.name))
