@@ -11,13 +11,14 @@ MAY_BE_EMPTY := || { code=$$?; test $$code -eq 5; }
 UV_COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint format test test-model test-law test-slow test-mesh test-tpu test-gpu test-parity test-notebooks notebooks bench-decode bench-rules lock clean
+.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-tpu test-gpu test-parity test-notebooks notebooks bench-decode bench-rules lock clean
 
 help:
 	@echo "make demo          SmolLM2-135M answers HumanEval prompts, plainly and speculatively: one table (≤ 15 minutes)"
 	@echo "make test          lint, types and the quick tests"
 	@echo "make test-model    tests on the real SmolLM2-135M"
 	@echo "make test-law      exact laws of larger models"
+	@echo "make test-families each family's loss, drafts and formulas; training in the tiny world"
 	@echo "make test-slow     training killed at random moments, many times"
 	@echo "make test-mesh     sharded over eight simulated devices;  make test-tpu  compiled for TPUs;  make test-gpu"
 	@echo "make test-parity   against other people's code (an environment of its own, with PyTorch)"
@@ -59,7 +60,7 @@ format: $(READY)
 
 test: lint
 	@echo "── The quick tests"
-	@$(PYTEST) -n 2 --dist loadgroup -m "not parity and not law and not model and not slow and not mesh and not tpu and not gpu and not notebook"
+	@$(PYTEST) -n 2 --dist loadgroup -m "not parity and not law and not model and not slow and not mesh and not tpu and not gpu and not notebook and not families"
 
 test-model: $(READY)
 	@echo "── Tests on the real model"
@@ -68,6 +69,10 @@ test-model: $(READY)
 test-law: $(READY)
 	@echo "── Exact laws of larger models"
 	@$(PYTEST) -n 2 --dist loadgroup -m law $(MAY_BE_EMPTY)
+
+test-families: $(READY)
+	@echo "── Each family's loss, drafts and formulas; training in the tiny world"
+	@$(PYTEST) -n 2 --dist loadgroup -m "families and not slow" $(MAY_BE_EMPTY)
 
 test-slow: $(READY)
 	@echo "── Runs that are killed many times"

@@ -29,6 +29,8 @@ from tests.drafters.packed_texts import (
 )
 from tests.tiny import TARGET
 
+pytestmark = pytest.mark.families
+
 SHAPES = [(1, 3), (2, 5), (3, 4)]  # modules, steps
 
 

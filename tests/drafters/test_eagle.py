@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from sdjax.drafters.eagle import Eagle
 from sdjax.drafters.head import DraftHead
@@ -28,6 +29,8 @@ from tests.drafters.eagle_texts import (
     with_gradient,
 )
 from tests.tiny import TARGET, decode, plain
+
+pytestmark = pytest.mark.families
 
 EAGLE = Eagle(Tree((-1, 0, 1, 0, 1, 2)), head=DraftHead(20), noise=0.0)
 LOSS = with_gradient(EAGLE)

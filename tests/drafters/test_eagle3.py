@@ -31,6 +31,8 @@ from tests.drafters.eagle_texts import (
 )
 from tests.tiny import TARGET, decode, plain
 
+pytestmark = pytest.mark.families
+
 PAPER = Eagle3((0, 1, 2), Tree.chain(4), Law.IID, DraftHead(20, trained=True), steps=4)
 LAYER = replace(TARGET, heads=2, kv_heads=1, ffw=20, rope=Rope(100.0), norm_eps=0.1)
 FLAGS = {"norm_before_residual": True, "norm_output": True, "fc_norm": True, "norm_before_fc": True}

@@ -29,6 +29,8 @@ from tests.drafters.packed_texts import (
 )
 from tests.tiny import TARGET, target_params
 
+pytestmark = pytest.mark.families
+
 WINDOWED = replace(TARGET, windows=(None, None, 4))
 every_variant = pytest.mark.parametrize("variant", ["parallel", "causal", "linear"])
 

@@ -26,6 +26,8 @@ from tests.drafters.planted import (
 )
 from tests.tiny import PROMPTS, TARGET, target_params
 
+pytestmark = pytest.mark.families
+
 PLAIN, PLUS = Hydra.tiny(TARGET), HydraPlus.tiny(TARGET)
 TAUGHT = replace(PLAIN, text=0.25, teacher=0.75)
 STILL = HydraPlus(replace(PLUS.heads, dropout=0.0))

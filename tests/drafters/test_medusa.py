@@ -27,6 +27,8 @@ from tests.drafters.planted import (
 )
 from tests.tiny import PROMPTS, TARGET, target_params
 
+pytestmark = pytest.mark.families
+
 COUNTS = np.arange(TARGET.vocab)[::-1]
 SHARED = Medusa(Tree.branching(2, 2, 1), heads=4, layers=2, head=DraftHead(12))
 OWN = Medusa.tiny(TARGET)

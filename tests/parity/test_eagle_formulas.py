@@ -19,6 +19,8 @@ from tests.parity.formulas import eagle3 as formulas
 from tests.parity.formulas.layers import Geometry
 from tests.tiny import TARGET
 
+pytestmark = pytest.mark.families
+
 TOKENS, LENGTH = TEXTS[0, :14], 14
 BATCH = batch_of([[TOKENS.tolist()]], LENGTH)
 EMBED, HEAD = np.asarray(WEIGHTS["embed"]), np.asarray(WEIGHTS["head"])

@@ -17,6 +17,8 @@ from tests.parity.formulas import medusa as medusa_formulas
 from tests.parity.formulas.layers import Geometry
 from tests.tiny import TARGET, target_params
 
+pytestmark = pytest.mark.families
+
 T, K = 12, 3
 OWN = DraftHead(trained=True)
 MEDUSA = Medusa(Tree.chain(K), layers=2, head=OWN, own_heads=True)

@@ -12,6 +12,8 @@ from tests.parity.formulas import deepseek_mtp, gloeckle
 from tests.parity.formulas.layers import Geometry
 from tests.tiny import TARGET, target_params
 
+pytestmark = pytest.mark.families
+
 GEOMETRY = Geometry(TARGET.heads, TARGET.kv_heads)
 MASK = np.ones(len(TEXT))
 NAMES = {

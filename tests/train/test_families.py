@@ -13,6 +13,8 @@ from sdjax.drafters.no_draft import NoDraft
 from sdjax.train.recipe import Recipe
 from tests.train.tiny_drafters import TARGET, decode, learn, target_params, untrained
 
+pytestmark = pytest.mark.families
+
 CONFIGS = {path.stem: path for path in config_files("train") if path.stem.endswith("_tiny")}
 STEPS, FROM_NOTHING = 100, 400  # an independent model cannot lean on the target's states
 RISE = 0.4
