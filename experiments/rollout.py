@@ -25,6 +25,7 @@ from experiments.rollout_config import Conversations, OwnText, RolloutConfig, Te
 from sdjax.core.plain import plain_data
 from sdjax.core.sampling import Warp
 from sdjax.decode.state import Loop, Params
+from sdjax.mesh.start import join_pod
 from sdjax.study.prompts import Prompts, encode, load_prompts
 from sdjax.study.runs import differences
 from sdjax.study.stdlib_prompts import StandardLibrary
@@ -40,6 +41,7 @@ SECONDS = 30  # between two lines of progress
 
 def main(arguments: Sequence[str]) -> int:
     with mistakes_end_the_program():
+        join_pod()
         config = parse(arguments, "python -m experiments.rollout", "rollout", RolloutConfig)
         decode_in_float32()
         try:

@@ -32,6 +32,7 @@ from sdjax.core.plain import plain_data, write_json
 from sdjax.core.spec import initialise
 from sdjax.decode.state import Params
 from sdjax.mesh.layout import make_mesh
+from sdjax.mesh.start import join_pod
 from sdjax.study.prompts import encode, load_prompts
 from sdjax.targets.load import Model
 from sdjax.train import tiny_model, tiny_world
@@ -53,6 +54,7 @@ TEMPERATURES = (0.0, 1.0)
 
 def main(arguments: Sequence[str]) -> int:
     with mistakes_end_the_program():
+        join_pod()
         config = parse(arguments, "python -m experiments.train", "train", TrainConfig)
         logging.getLogger("absl").setLevel(logging.ERROR)
         decode_in_float32()

@@ -14,14 +14,14 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from sdjax.core.attention import NEVER, fold_heads, unfold_heads
 from sdjax.core.cache import KV, Cache, Staged, commit
-from sdjax.core.linear import einsum_f32, linear
+from sdjax.core.linear import linear
 from sdjax.core.spec import Spec, initialise, normal, ones
 from sdjax.core.types import Committed, Context, Draft, Law, Trace
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.recursion import Cell, check_tree, draft_below
 from sdjax.drafters.residual_heads import chain_figures, judge_heads, take_last
+from sdjax.drafters.unrolled import attend_unrolled
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, rms_norm, swiglu
 from sdjax.targets.packed import packed_mask
 from sdjax.trees.dynamic import DynamicTree
@@ -225,26 +225,12 @@ def unroll_module(
     def run(module: Any, above: Array, kept: list[KV]) -> tuple[Array, KV]:
         p, x = module["layer"], fuse(ctx, module, tokens, above)
         q, kv = layer.project(p, rms_norm(x, p["attn_norm"], eps), layer.rope.angles(positions, layer.head_width))
-        mixed = attend_behind_prefixes(q, [*kept, kv], mask, layer.head_width**-0.5)
+        rows = jax.tree.map(lambda *steps: jnp.stack(steps), *kept, kv)
+        mixed = attend_unrolled(q, rows, len(kept), mask, layer.head_width**-0.5)
         x = x + linear(mixed.reshape(*mixed.shape[:2], -1), p["o"], p.get("o_bias"))
         return rms_norm(x + swiglu(p, rms_norm(x, p["mlp_norm"], eps)), module["norm"], eps), kv
 
     return run(module, above, kept)
-
-
-def attend_behind_prefixes(
-    q: Float[Array, "B T H K"], kept: list[KV], mask: Bool[Array, "B T T"], scale: float
-) -> Float[Array, "B T H K"]:
-    """Row t sees the module's first rows under `mask` and, of each later step, row t alone: one softmax over both."""
-    first, *later = kept
-    b, groups, t, width = first.k.shape
-    q = fold_heads(q * scale, groups).reshape(b, groups, -1, t, width)
-    wide = jnp.where(mask[:, None, None], einsum_f32("bghtk,bgsk->bghts", q, first.k), NEVER)
-    own = [einsum_f32("bghtk,bgtk->bght", q, kv.k)[..., None] for kv in later]
-    p = jax.nn.softmax(jnp.concatenate([wide, *own], -1)).astype(q.dtype)
-    mixed = einsum_f32("bghts,bgsk->bghtk", p[..., :t], first.v)
-    mixed += sum(einsum_f32("bght,bgtk->bghtk", p[..., t + i], kv.v) for i, kv in enumerate(later))
-    return unfold_heads(mixed.reshape(b, groups, -1, width), t).astype(q.dtype)
 
 
 def fuse(ctx: Context, module: Any, tokens: Int[Array, "B T"], above: Float[Array, "B T E"]) -> Float[Array, "B T E"]:

@@ -63,11 +63,13 @@ class DraftHead:
             return ctx.target.unembed(ctx.target_params, hidden)
         return linear(hidden, params["weight"]).astype(jnp.float32)
 
-    def teacher(self, ctx: Context, params: dict[str, Array], hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
-        """The target's logits for the same tokens, from its final hidden state."""
-        if "ids" not in params:
-            return ctx.target.unembed(ctx.target_params, hidden)
-        return linear(hidden, target_head(ctx.target, ctx.target_params)[params["ids"]]).astype(jnp.float32)
+    def teacher_rows(self, ctx: Context, params: dict[str, Array]) -> Float[Array, "D E"]:
+        """The target's matrix for the drafter's tokens: its logits are `linear` of a final state with it, as float32.
+
+        Gather them once, outside of chunks.
+        """
+        rows = target_head(ctx.target, ctx.target_params)
+        return rows[params["ids"]] if "ids" in params else rows
 
 
 def target_head(target: Decoder, target_params: Any) -> Float[Array, "V E"]:

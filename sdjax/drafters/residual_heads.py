@@ -91,6 +91,7 @@ def judge_head(
     """
     labels, weight = trace.ahead(by)
     place, inside = own_tokens(matrix.get("ids"), labels)
+    judge = lax.stop_gradient(head.teacher_rows(ctx, matrix)) if teacher else None
 
     def of_rows(rows: Any) -> dict[str, Array]:
         mine, theirs, place = rows
@@ -98,8 +99,9 @@ def judge_head(
         out = {"rank": rank_of(lax.stop_gradient(logits), place)}
         if text:
             out["text"] = cross_entropy(logits, place)
-        if teacher:
-            out["teacher"] = soft_cross_entropy(logits, lax.stop_gradient(head.teacher(ctx, matrix, theirs)))
+        if judge is not None:
+            law = lax.stop_gradient(linear(theirs, judge)).astype(jnp.float32)
+            out["teacher"] = soft_cross_entropy(logits, law)
         return out
 
     out = in_chunks(of_rows, jax.tree.map(flatten, (hidden, trace.teacher(by), place)))

@@ -57,7 +57,6 @@ DECODE = Rules(
         ("batch", ("data", "fsdp")),
         ("vocab", ("model",)),
         ("embed", ()),
-        ("embed2", ()),
         ("heads", ("model",)),
         ("kv_heads", ("model",)),
         ("ffw", ("model",)),

@@ -125,10 +125,13 @@ def open_features(folder: str | Path, corpus: Corpus, model: Model, taps: Sequen
 
 def verify(cached: CachedCorpus, model: Model, samples: int = 3) -> None:
     """Makes the states of a few documents anew; ValueError where the cached ones differ by more than rounding."""
-    for i in np.linspace(0, len(cached) - 1, min(samples, len(cached))).astype(int):
-        kept = cached[i]
-        fresh = np.asarray(states_on(model.target, model.params, batch_of([[kept.document]], 1, len(kept.states)), cached.taps))
-        apart = np.abs(fresh[0] - kept.states).max() / np.abs(fresh).max()
+    chosen = np.linspace(0, len(cached) - 1, min(samples, len(cached))).astype(int)
+    kept = [cached[i] for i in chosen]
+    length = max(len(one.states) for one in kept)  # one program serves them all
+    for i, one in zip(chosen, kept, strict=True):
+        batch = batch_of([[one.document]], 1, length)
+        fresh = np.asarray(states_on(model.target, model.params, batch, cached.taps))[0, : len(one.states)]
+        apart = np.abs(fresh - one.states).max() / np.abs(fresh).max()
         if not apart < TOLERANCE:
             raise ValueError(
                 f"{cached.folder}: the states of document {i} differ from the target's by {apart:.2g} of their largest; "

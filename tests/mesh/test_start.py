@@ -51,4 +51,5 @@ def test_two_processes_on_loopback_meet_and_one_speaks():
     ]
     said = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
-    assert said[0][0] == "2 processes, [0, 1]\n" and said[1][0] == ""
+    ours = [[line for line in out.splitlines() if not line.startswith("[Gloo]")] for out, _ in said]  # it prints by itself
+    assert ours == [["2 processes, [0, 1]"], []]
