@@ -89,7 +89,7 @@ class DraftModel:
             loss = cross_entropy(logits, labels) if self.objective == "text" else distance[self.objective](logits, teacher)
             return loss, agrees.astype(jnp.float32)
 
-        loss, agrees = in_chunks(of_rows, (flatten(hidden), flatten(trace.hidden), flatten(labels)))
+        loss, agrees = in_chunks(of_rows, (flatten(hidden), flatten(trace.hidden), flatten(labels)), flatten(weight))
         return weighted_mean(loss, flatten(weight)), {"agreement": weighted_mean(agrees, flatten(weight))}
 
     @classmethod

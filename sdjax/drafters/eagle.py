@@ -115,14 +115,15 @@ class Eagle:
         features = trace.features[:, :, 0]
         features += jax.random.uniform(key, features.shape, features.dtype, -self.noise, self.noise)
         predicted, cell = self.predict(ctx, params, trace, features)
+        judge = self.head.teacher_rows(ctx, params["head"])
+        weight = flatten(trace.ahead(1)[1])
 
         def of_rows(rows: Any) -> tuple[Array, ...]:
             mine, theirs = rows
             distance = optax.huber_loss(mine.astype(jnp.float32), theirs.astype(jnp.float32)).mean(-1)
-            return distance, *against_target(ctx, cell.ids, cell.logits(mine)[:, None], theirs)
+            return distance, *against_target(ctx, cell.ids, judge, cell.logits(mine)[:, None], theirs)
 
-        distance, entropy, agrees, inside = in_chunks(of_rows, (flatten(predicted), flatten(trace.teacher(2))))
-        weight = flatten(trace.ahead(1)[1])
+        distance, entropy, agrees, inside = in_chunks(of_rows, (flatten(predicted), flatten(trace.teacher(2))), weight)
         metrics = {
             "regression": weighted_mean(distance, weight),
             "cross_entropy": weighted_mean(entropy[:, 0], weight * inside),

@@ -197,13 +197,15 @@ class Eagle3:
         target's head then serves all steps.
         """
         moved = jnp.stack([jnp.roll(x, i + 1, 1) for i, x in enumerate(outputs)], 2)
+        ids, judge = params["head"].get("ids"), self.head.teacher_rows(ctx, params["head"])
 
         def of_rows(rows: Any) -> tuple[Array, ...]:
             mine, theirs = rows
-            entropy, agrees, inside = against_target(ctx, params["head"].get("ids"), self.logits(ctx, params, mine), theirs)
+            entropy, agrees, inside = against_target(ctx, ids, judge, self.logits(ctx, params, mine), theirs)
             return entropy, agrees, jnp.broadcast_to(inside[:, None], agrees.shape)
 
-        judged = in_chunks(of_rows, (flatten(moved), flatten(trace.hidden)), max(ROWS // (self.steps + 1), 1))
+        judging = flatten(trace.batch.loss_mask)
+        judged = in_chunks(of_rows, (flatten(moved), flatten(trace.hidden)), judging, max(ROWS // (self.steps + 1), 1))
         shape = moved.shape[:3]
         back = lambda x: jnp.stack([jnp.roll(x.reshape(shape)[..., i], -i - 1, 1) for i in range(self.steps)], -1)
         return [back(x) for x in judged]

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.attention import cache_mask
 from sdjax.core.cache import Cache, Staged, commit
+from sdjax.core.linear import linear
 from sdjax.core.spec import Spec
 from sdjax.core.types import Committed, Context, rows
 from sdjax.drafters.head import own_tokens
@@ -85,16 +87,21 @@ def extend(cell: Cell, state: State, hidden: Float[Array, "B T E"], seen: Commit
 
 
 def against_target(
-    ctx: Context, ids: Int[Array, " D"] | None, logits: Float[Array, "n N D"], hidden: Float[Array, "n E"]
+    ctx: Context,
+    ids: Int[Array, " D"] | None,
+    judge: Float[Array, "D E"],
+    logits: Float[Array, "n N D"],
+    hidden: Float[Array, "n E"],
 ) -> tuple[Float[Array, "n N"], Float[Array, "n N"], Float[Array, " n"]]:
     """N laws on the draft vocabulary against one law of the target each, that of its final state `hidden`.
 
-    Returns the cross-entropy with the target's law, which is cut to the draft vocabulary and renormalised; whether the
-    argmax is the target's; and whether the target's argmax lies in the draft vocabulary at all.
+    `judge` are the rows of the target's head for the draft vocabulary. Returns the cross-entropy with the target's law,
+    which is cut to the draft vocabulary and renormalised; whether the argmax is the target's; and whether the target's
+    argmax lies in the draft vocabulary at all. The whole vocabulary's logits serve the argmax alone: none of the backward
+    pass needs them.
     """
-    teacher = ctx.target.unembed(ctx.target_params, hidden)
-    best, inside = own_tokens(ids, jnp.argmax(teacher, -1))
+    best, inside = own_tokens(ids, jnp.argmax(ctx.target.unembed(ctx.target_params, hidden), -1))
     agrees = inside[:, None] & (jnp.argmax(logits, -1) == best[:, None])
-    teacher = teacher if ids is None else teacher[:, ids]
+    teacher = lax.stop_gradient(linear(hidden, judge).astype(jnp.float32))
     as_float = lambda x: x.astype(jnp.float32)
     return soft_cross_entropy(logits, teacher[:, None]), as_float(agrees), as_float(inside)

@@ -15,18 +15,28 @@ from jaxtyping import Array, Float, Int
 ROWS = 512  # rows of logits that are held at a time
 
 
-def in_chunks(loss: Callable[[Any], Any], rows: Any, size: int = ROWS) -> Any:
+def in_chunks(loss: Callable[[Any], Any], rows: Any, needed: Array, size: int = ROWS) -> Any:
     """loss(rows), a pytree of [n, ...] arrays, for a pytree of [n, ...] arrays: `size` rows at a time.
 
-    The backward pass computes each chunk anew.
+    The backward pass computes each chunk anew. Rows that are not `needed` ([n], zero or false) stand behind the others,
+    and a chunk of nothing else is skipped: its results are zero.
     """
-    n = jax.tree.leaves(rows)[0].shape[0]
+    n = len(needed)
     if n <= size:
         return loss(rows)
+    order = jnp.argsort(needed == 0, stable=True)
     whole = -(-n // size) * size
-    pad = lambda x: jnp.pad(x, [(0, whole - n)] + [(0, 0)] * (x.ndim - 1)).reshape(whole // size, size, *x.shape[1:])
-    chunks = lax.map(jax.checkpoint(loss), jax.tree.map(pad, rows))
-    return jax.tree.map(lambda x: flatten(x)[:n], chunks)
+
+    def chunks(x: Array) -> Array:
+        return jnp.pad(x[order], [(0, whole - n)] + [(0, 0)] * (x.ndim - 1)).reshape(whole // size, size, *x.shape[1:])
+
+    def of_chunk(chunk: tuple[Array, Any]) -> Any:
+        wanted, rows = chunk
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(loss, rows))
+        return lax.cond(wanted.any(), jax.checkpoint(loss), lambda rows: nothing, rows)
+
+    found = lax.map(of_chunk, jax.tree.map(chunks, (needed != 0, rows)))
+    return jax.tree.map(lambda x: flatten(x)[jnp.argsort(order)], found)
 
 
 def flatten(x: Array) -> Array:

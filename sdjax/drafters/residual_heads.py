@@ -104,7 +104,7 @@ def judge_head(
             out["teacher"] = soft_cross_entropy(logits, law)
         return out
 
-    out = in_chunks(of_rows, jax.tree.map(flatten, (hidden, trace.teacher(by), place)))
+    out = in_chunks(of_rows, jax.tree.map(flatten, (hidden, trace.teacher(by), place)), flatten(weight))
     out = jax.tree.map(lambda x: x.reshape(labels.shape), out)
     loss = jnp.float32(0)
     if text:

@@ -81,7 +81,7 @@ def read_jsonl(path: Path) -> list[Prompt]:
     if not path.is_file():
         raise ValueError(f"prompts.file: {path} is not there; give the path of a JSONL file by --prompts.file")
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
             prompts.append(parse_row(line, f"{path}, line {number}", number))
     seen: set[str] = set()

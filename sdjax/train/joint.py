@@ -82,9 +82,9 @@ def target_loss(joint: Joint, target: Decoder, tuned: Any, untuned: Any, trace: 
     labels, weight = trace.ahead(1)
     if joint.objective == "text":
         of_rows = lambda rows: cross_entropy(target.unembed(tuned, rows[0]), rows[1])
-        loss = in_chunks(of_rows, (flatten(trace.hidden), flatten(labels)))
+        loss = in_chunks(of_rows, (flatten(trace.hidden), flatten(labels)), flatten(weight))
     else:
         before = lax.stop_gradient(trace_of(target, untuned, trace.batch).hidden)
         of_rows = lambda rows: forward_kl(target.unembed(tuned, rows[0]), target.unembed(untuned, rows[1]))
-        loss = in_chunks(of_rows, (flatten(trace.hidden), flatten(before)))
+        loss = in_chunks(of_rows, (flatten(trace.hidden), flatten(before)), flatten(weight))
     return weighted_mean(loss, flatten(weight))

@@ -26,6 +26,12 @@ def test_the_three_shapes(tmp_path):
     assert (d.id, d.category, d.turns) == ("5", "all", ("go",))
 
 
+def test_only_line_feeds_end_a_line(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "d"}\n', encoding="utf-8")
+    assert [prompt.turns for prompt in load_prompts(Prompts(file=str(path)))] == [("a\u2028b\u0085c",), ("d",)]
+
+
 def test_count_skip_and_category(tmp_path):
     rows = [{"id": i, "category": "odd" if i % 2 else "even", "prompt": f"say {i}"} for i in range(8)]
     path = written(tmp_path, *rows).file

@@ -23,11 +23,29 @@ def test_chunks_change_neither_loss_nor_gradient(size):
     logits, teacher, _ = random_rows(0)
 
     def total(logits, size):
-        return losses.in_chunks(lambda rows: losses.forward_kl(*rows), (logits, teacher), size).sum()
+        return losses.in_chunks(lambda rows: losses.forward_kl(*rows), (logits, teacher), jnp.ones(ROWS), size).sum()
 
     whole, chunked = (jax.value_and_grad(total)(logits, n) for n in (ROWS, size))
     np.testing.assert_allclose(chunked[0], whole[0], rtol=1e-5)
     np.testing.assert_allclose(chunked[1], whole[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 4, 23])
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5])
+def test_rows_that_are_not_needed_are_left_out_and_change_no_other(size, kept):
+    logits, teacher, _ = random_rows(2)
+    weight = jax.random.bernoulli(jax.random.key(3), kept, (ROWS,)).astype(jnp.float32)
+
+    def total(logits, size):
+        rows = losses.in_chunks(lambda rows: losses.forward_kl(*rows), (logits, teacher), weight, size)
+        return (rows * weight).sum()
+
+    whole, chunked = (jax.value_and_grad(total)(logits, n) for n in (ROWS, size))
+    np.testing.assert_allclose(chunked[0], whole[0], rtol=1e-5)
+    np.testing.assert_allclose(chunked[1], whole[1], atol=1e-6)
+    made = losses.in_chunks(lambda rows: losses.forward_kl(*rows), (logits, teacher), weight, size)
+    computed = size * -(-int(weight.sum()) // size) if size < ROWS else ROWS
+    assert int((made != 0).sum()) == min(computed, ROWS)
 
 
 def test_losses_against_their_definitions():
