@@ -6,10 +6,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+WIDE = 128  # rows from which x Wᵀ was measured to be as fast on a CPU as the narrow form, at 256 up to half as fast again
+
 
 def linear(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
     """x Wᵀ (+ bias), weights stored [out, in]: the product that is fastest on the platform at hand."""
-    y = lax.platform_dependent(x, w, cpu=feature_major, default=row_major)
+    wide = math.prod(x.shape[:-1]) >= WIDE
+    y = row_major(x, w) if wide else lax.platform_dependent(x, w, cpu=feature_major, default=row_major)
     return y if bias is None else y + bias
 
 
