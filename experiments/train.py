@@ -36,7 +36,7 @@ from sdjax.mesh.start import join_pod
 from sdjax.study.prompts import encode, load_prompts
 from sdjax.targets.load import Model
 from sdjax.train import tiny_model, tiny_world
-from sdjax.train.corpus import check_target, open_corpus
+from sdjax.train.corpus import Corpus, check_target, open_corpus
 from sdjax.train.data import batches, token_counts
 from sdjax.train.evaluate import HeldOut
 from sdjax.train.feature_cache import open_features
@@ -74,11 +74,12 @@ def load_model(config: TrainConfig) -> Model:
 
 @dataclass(frozen=True)
 class Input:
-    """What a run learns from: batches, how often each token comes, and what decides them, as JSON data."""
+    """What a run learns from: batches, how often each token comes, and, as JSON data, what decides them and what they are."""
 
     data: Data
     counts: Int[np.ndarray, " V"]
     identity: Any
+    about: list[dict[str, Any]]
 
 
 def train(config: TrainConfig, model: Model, console: Console | None = None) -> int:
@@ -100,7 +101,7 @@ def train(config: TrainConfig, model: Model, console: Console | None = None) -> 
         note_launch(folder)
     if fitted.end is End.ASKED:
         return ASKED_TO_LEAVE
-    finish(config, job, model, fitted, console)
+    finish(config, job, model, fitted, given.about, console)
     return 0
 
 
@@ -135,7 +136,14 @@ def read_input(config: TrainConfig, model: Model) -> Input:
     check_target(corpora, model)
     traced = [open_features(*pair, model, config.drafter.taps) for pair in zip(config.features, corpora, strict=False)]
     data = batches(traced or corpora, rows, config.length, config.seed, process, processes)
-    return Input(data, token_counts(corpora, model.target.vocab), [corpus.manifest.identity for corpus in corpora])
+    counts, identity = token_counts(corpora, model.target.vocab), [corpus.manifest.identity for corpus in corpora]
+    return Input(data, counts, identity, [about_corpus(corpus) for corpus in corpora])
+
+
+def about_corpus(corpus: Corpus) -> dict[str, Any]:
+    """What a drafter's notes say of a corpus that it learnt from."""
+    kept = ("documents", "tokens", "supervised", "sources", "temperature", "identity")
+    return {"name": corpus.folder.name} | {key: getattr(corpus.manifest, key) for key in kept}
 
 
 def tiny_input(config: TrainConfig, model: Model, rows: int, process: int) -> Input:
@@ -147,7 +155,8 @@ def tiny_input(config: TrainConfig, model: Model, rows: int, process: int) -> In
         )
     text = tiny_world.text()[: -tiny_world.HELD_OUT]
     data = tiny_world.batches(text, rows, config.length, config.seed + process)
-    return Input(data, np.bincount(text, minlength=model.target.vocab), "the tiny world's text")
+    name = "the tiny world's text"
+    return Input(data, np.bincount(text, minlength=model.target.vocab), name, [{"name": name, "tokens": len(text)}])
 
 
 def read_held_out(config: HeldOutConfig, model: Model) -> HeldOut:
@@ -187,13 +196,14 @@ def note_launch(folder: Path) -> None:
     write_json(path, [*before, launch_identity()])
 
 
-def finish(config: TrainConfig, job: Job, model: Model, fitted: Fitted, console: Console) -> None:
+def finish(config: TrainConfig, job: Job, model: Model, fitted: Fitted, learnt_from: Any, console: Console) -> None:
     """Writes the drafter with the best τ, reads it back, and decodes with it: what is shown is what was saved."""
     recipe, folder = job.recipe, job.folder / "drafter"
     best = own_copy(recipe.decodable(fitted.best, job.target_params))
     step = int(fitted.best.step)
     if jax.process_index() == 0:
-        notes = {"run": config.name, "step": step, "sdjax": package_version("sdjax")} | training_of(config, job, fitted)
+        notes = {"run": config.name, "step": step, "sdjax": package_version("sdjax"), "dtype": config.save_as}
+        notes |= training_of(config, job, fitted) | {"data": learnt_from}
         tuned = config.joint is not None
         save_drafter(folder, recipe.drafter, best, model.target, model.identity, config.save_as, tuned, notes)
     meet("drafter saved")

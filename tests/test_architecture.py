@@ -65,7 +65,7 @@ def test_drafters_are_named_by_configs_alone(path):
     """A new family is one file and one config; families may build on shared parts, and a benchmark is its own config."""
     if own_part(path) == "drafters" or path.name.startswith("bench_"):
         return
-    shared = ("sdjax.drafters.base", "sdjax.drafters.losses", "sdjax.drafters.published.registry")
+    shared = ("sdjax.drafters.base", "sdjax.drafters.losses", "sdjax.drafters.head", "sdjax.drafters.published.registry")
     named = [m for m in modules(path) if m.startswith("sdjax.drafters.") and not m.startswith(shared)]
     assert not named, f"{name(path)} imports {named}"
 

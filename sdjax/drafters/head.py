@@ -4,6 +4,7 @@ A draft vocabulary holds the tokens that are most common in the target's own tex
 Its ids travel with the weights, so that no drafter is ever read with another's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from sdjax.core.linear import linear
-from sdjax.core.spec import Spec, normal
+from sdjax.core.spec import Spec, normal, zeros
 from sdjax.core.types import Context
 from sdjax.targets.decoder import Decoder
 from sdjax.trees.draw import Children
@@ -22,18 +23,21 @@ from sdjax.trees.draw import Children
 class DraftHead:
     """`size` tokens (None: the target's whole vocabulary); `trained`: the matrix is learnt, and starts as the target's rows.
 
-    Its parameters are {ids, weight}, each where there is one: the whole vocabulary has no ids, and without training it
-    borrows the target's matrix.
+    Its parameters are {ids, weight, bias}, each where there is one: the whole vocabulary has no ids, and without training
+    it borrows the target's matrix. A `bias` on the logits, as Hydra's released heads have it, starts at zero.
     """
 
     size: int | None = None
     trained: bool = False
+    bias: bool = False
 
     def __post_init__(self):
         if self.size is not None and self.size < 1:
             raise ValueError(
                 f"the draft vocabulary's size is {self.size}; it must be at least 1 (None: the target's vocabulary)"
             )
+        if self.bias and not self.trained:
+            raise ValueError("a head's bias without training stays zero; take DraftHead(trained=True, bias=True), or none")
 
     def specs(self, target: Decoder) -> dict[str, Spec]:
         size = target.vocab if self.size is None else self.size
@@ -45,6 +49,8 @@ class DraftHead:
         if self.trained or self.size is not None:
             shape = (size, target.width)
             specs["weight"] = Spec(shape, jnp.dtype(target.dtype), ("vocab", "embed"), normal(), trainable=self.trained)
+        if self.bias:
+            specs["bias"] = Spec((size,), jnp.dtype(target.dtype), ("vocab",), zeros)
         return specs
 
     def initial(self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"]) -> dict[str, Array]:
@@ -55,13 +61,15 @@ class DraftHead:
             params["ids"] = ids
         if "weight" in specs:
             params["weight"] = target_head(target, target_params)[ids]
+        if "bias" in specs:
+            params["bias"] = jnp.zeros(specs["bias"].shape, specs["bias"].dtype)
         return params
 
     def logits(self, ctx: Context, params: dict[str, Array], hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
         """float32, over the drafter's own vocabulary (D tokens)."""
         if "weight" not in params:
             return ctx.target.unembed(ctx.target_params, hidden)
-        return linear(hidden, params["weight"]).astype(jnp.float32)
+        return linear(hidden, params["weight"], params.get("bias")).astype(jnp.float32)
 
     def teacher_rows(self, ctx: Context, params: dict[str, Array]) -> Float[Array, "D E"]:
         """The target's matrix for the drafter's tokens: its logits are `linear` of a final state with it, as float32.
@@ -75,6 +83,12 @@ class DraftHead:
 def target_head(target: Decoder, target_params: Any) -> Float[Array, "V E"]:
     """The matrix that `target.unembed` multiplies with."""
     return target_params["embed"] if target.tied else target_params["head"]
+
+
+def borrowed(specs: Mapping[str, Spec]) -> dict[str, str]:
+    """Of leaves by path ("head.weight"), those that are rows of the target's matrix, each with the leaf of their ids."""
+    untrained = [name for name, spec in specs.items() if name.endswith("weight") and not spec.trainable]
+    return {name: ids for name in untrained if (ids := name.removesuffix("weight") + "ids") in specs}
 
 
 def most_common(counts: Int[np.ndarray, " V"], size: int) -> Int[np.ndarray, " D"]:

@@ -106,7 +106,7 @@ def arms(methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk:
 
 def with_weights(name: str, method: Method, model: Model) -> tuple[Any, Params]:
     """The drafter and both models' weights; saved drafters and independent draft models are loaded here."""
-    if is_saved(method.weights):
+    if is_saved(method.weights) or (method.weights and method.drafter is None):
         drafter, params = load_drafter(method.weights, model)
         drafter = method.drafter or drafter
         check_params(drafter.specs(model.target), params, f"method {name!r}'s drafter, {type(drafter).__name__}")

@@ -42,14 +42,16 @@ def about_methods(methods: Mapping[str, Method], model: Model) -> dict[str, Any]
     about = {}
     for name, method in methods.items():
         drafter, _ = with_weights(name, method, model)
-        specs = jax.tree.leaves(drafter.specs(model.target), is_leaf=lambda x: isinstance(x, Spec))
-        about[name] = {
-            "drafter": repr(drafter),
-            "parameters": sum(math.prod(spec.shape) for spec in specs),
-            "trained": sum(math.prod(spec.shape) for spec in specs if spec.trainable),
-            "training": notes_of(method.weights) if is_saved(method.weights) else {},
-        }
+        training = notes_of(method.weights) if is_saved(method.weights) else {}
+        about[name] = {"drafter": repr(drafter)} | sizes(drafter.specs(model.target)) | {"training": training}
     return about
+
+
+def sizes(specs: Any) -> dict[str, int]:
+    """How many parameters there are, and how many of them are trained."""
+    leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, Spec))
+    whole = lambda chosen: sum(math.prod(spec.shape) for spec in chosen)
+    return {"parameters": whole(leaves), "trained": whole(spec for spec in leaves if spec.trainable)}
 
 
 def results_page(title: str, about: Mapping[str, Any], sets: Sequence[PromptSet]) -> str:
@@ -68,12 +70,19 @@ def results_page(title: str, about: Mapping[str, Any], sets: Sequence[PromptSet]
 def preface(sets: Sequence[PromptSet]) -> str:
     """Where and by what the figures were made."""
     last = sets[0].launches[-1]
-    device, host = last["device"], last["host"]
     return (
-        f"Made by `{last['command']}` at commit {last['git']} on {device['kind'] or device['platform']} "
-        f"({host['cores']} cores), jax {last['versions'].get('jax')}. τ counts the bonus token (plain decoding is 1); "
+        f"Made by `{last['command']}` {place(last)}. τ counts the bonus token (plain decoding is 1); "
         "speed-ups are measured against plain decoding of the same prompts, interleaved, with a 95 % bootstrap interval; "
         "costs are in plain decoding steps. Definitions: `sdjax/core/metrics.py`."
+    )
+
+
+def place(launch: Mapping[str, Any]) -> str:
+    """The commit, the machine and the version of JAX that ran."""
+    device, cores = launch["device"], launch["host"]["cores"]
+    return (
+        f"at commit {launch['git']} on {device['kind'] or device['platform']} ({cores} cores), "
+        f"jax {launch['versions'].get('jax')}"
     )
 
 

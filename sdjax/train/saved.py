@@ -6,6 +6,7 @@ Where the target was trained too, target.safetensors holds it: plain decoding wi
 import difflib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from sdjax.core.plain import differences, write_json
 from sdjax.core.spec import check_params
 from sdjax.decode.state import Params
 from sdjax.drafters.base import Drafter
+from sdjax.drafters.head import borrowed, target_head
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.load import Model
 from sdjax.train.described import describe, rebuild
 
 ZOO = Path(__file__).resolve().parents[2] / "zoo"
 CONFIG, DRAFTER, TARGET = "drafter.json", "drafter.safetensors", "target.safetensors"
+SCALE = ".scale"
+TINY = np.finfo(np.float32).tiny
 FITS = ("vocab", "width", "layers", "heads", "kv_heads", "head_width", "rope")  # what a drafter of a target relies on
 
 
@@ -40,13 +44,14 @@ def save_drafter(
 ) -> None:
     """Writes the drafter of `target` (whose files have this identity), its floats as `dtype`; replaces what was there.
 
-    `tuned` says that the target's parameters are its own, and writes them too. `notes` are kept for the reader.
+    What the target's parameters hold already is left out (`without_borrowed`). `tuned` says that they are the
+    drafter's own, and writes them too. `notes` are kept for the reader.
     """
     check_params(drafter.specs(target), params.drafter, f"the drafter {type(drafter).__name__}")
     hidden = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir(parents=True)
-    save_file(flat(params.drafter, dtype), hidden / DRAFTER)
+    save_file(flat(without_borrowed(drafter, params, target), dtype), hidden / DRAFTER)
     if tuned:
         save_file(flat(params.target, dtype), hidden / TARGET)
     config = {"drafter": describe(drafter), "target": describe(target), "identity": identity, "tuned": tuned}
@@ -59,15 +64,23 @@ def load_drafter(name_or_path: str | Path, model: Model | None = None) -> tuple[
     """A saved drafter and its parameters, widened to the target's dtype, by folder or by its name in zoo/.
 
     With `model`, the target it shall serve: ValueError, naming what differs, if it was trained on another. A drafter that
-    was trained beside its target needs `load_tuned`'s model.
+    was trained beside its target needs `load_tuned`'s model; one whose head is the target's rows needs a model.
     """
     folder = drafter_folder(name_or_path)
     config = read_config(folder)
     drafter, trained_on = rebuild(config["drafter"]), rebuild(config["target"])
     if model is not None:
         check_target(folder, config, trained_on, model, tuned=config["tuned"])
-    target = trained_on if model is None else model.target
-    return drafter, read_params(folder / DRAFTER, drafter.specs(target), f"the drafter {type(drafter).__name__}")
+    specs = drafter.specs(trained_on if model is None else model.target)
+    found = read_leaves(folder / DRAFTER)
+    for weight, ids in borrowed(by_path(specs)).items():
+        if weight not in found and ids in found:
+            if model is None:
+                raise ValueError(
+                    f"{folder} leaves {weight} to the target, whose rows it is: load_drafter({folder.name!r}, model)"
+                )
+            found[weight] = target_head(model.target, model.params)[found[ids]]
+    return drafter, fitted(found, specs, folder / DRAFTER, f"the drafter {type(drafter).__name__}")
 
 
 def load_tuned(name_or_path: str | Path, model: Model) -> Model:
@@ -94,8 +107,10 @@ def drafter_folder(name_or_path: str | Path) -> Path:
             return folder
     known = sorted(path.parent.name for path in ZOO.glob(f"*/{CONFIG}"))
     near = difflib.get_close_matches(str(name_or_path), known, 1, 0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; {ZOO} has {', '.join(known) or 'none'}"
-    raise ValueError(f"there is no saved drafter {str(name_or_path)!r} (a folder with {CONFIG}){hint}")
+    hint = f"did you mean {near[0]!r}?" if near else f"{ZOO} has {', '.join(known) or 'none'}"
+    if not ZOO.is_dir():
+        hint = "names are of zoo/ in sdjax's repository, which is not part of an installed package: clone it, or give a folder"
+    raise ValueError(f"there is no saved drafter {str(name_or_path)!r} (a folder with {CONFIG}); {hint}")
 
 
 def is_saved(name_or_path: str | Path) -> bool:
@@ -133,29 +148,74 @@ def check_target(folder: Path, config: dict[str, Any], trained_on: Decoder, mode
         raise ValueError(f"{folder} holds a drafter of another target than {model.name}: {'; '.join(changes)}")
 
 
+def without_borrowed(drafter: Drafter, params: Params, target: Decoder) -> dict[str, Any]:
+    """A drafter's leaves by path; those that are the target's vocabulary rows, bit for bit, are left for loading to take."""
+    leaves = by_path(params.drafter)
+    if params.target is None:
+        return leaves
+    rows = target_head(target, params.target)
+    for weight, ids in borrowed(by_path(drafter.specs(target))).items():
+        if np.array_equal(leaves[weight], rows[leaves[ids]]):
+            del leaves[weight]
+    return leaves
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """Leaves by path: "layers.0.q"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
 def flat(params: Any, dtype: str) -> dict[str, np.ndarray]:
-    """Leaves by path ("layers.0.q"), floats as `dtype`."""
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-    cast = lambda x: np.asarray(x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
-    return {name(path): cast(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    """Leaves by path, floats as `dtype`.
+
+    As "int8", the rows of matrices are multiples of their own float32 `<path>.scale`; vectors are bfloat16.
+    """
+    made: dict[str, np.ndarray] = {}
+    for name, leaf in by_path(params).items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            made[name] = np.asarray(leaf)
+        elif dtype == "int8" and leaf.ndim > 1:
+            made[name], made[name + SCALE] = quantised(np.asarray(leaf, np.float32))
+        else:
+            made[name] = np.asarray(leaf.astype("bfloat16" if dtype == "int8" else dtype))
+    return made
+
+
+def quantised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers of -127..127, and for each row what they are multiples of: no entry is off by more than half of it."""
+    scale = np.maximum(np.abs(x).max(-1) / np.float32(127), TINY)
+    return np.rint(x / scale[..., None]).astype(np.int8), scale
 
 
 def read_params(path: Path, specs: Any, owner: str) -> Any:
     """Parameters in the dtypes that the specs name; ValueError naming what is missing, unexpected or misshapen."""
+    return fitted(read_leaves(path), specs, path, owner)
+
+
+def read_leaves(path: Path) -> dict[str, Any]:
+    """What `flat` made."""
     try:
-        found = load_file(path)
+        return load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read ({error}); fetch or write it again") from error
-    names = [jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in jax.tree_util.tree_leaves_with_path(specs)]
-    leaves, treedef = jax.tree.flatten(specs)
-    faults = [f"missing {name}" for name in names if name not in found]
-    faults += [f"unexpected {name}" for name in found if name not in names]
+
+
+def fitted(found: Mapping[str, Any], specs: Any, path: Path, owner: str) -> Any:
+    """Leaves of `path` as the tree that the specs describe, widened."""
+    named = by_path(specs)
+    shapes = {name: spec.shape for name, spec in named.items()}
+    integers = [name for name in named if name in found and found[name].dtype == np.int8]
+    shapes |= {name + SCALE: shapes[name][:-1] for name in integers}
+    faults = [f"missing {name}" for name in shapes if name not in found]
+    faults += [f"unexpected {name}" for name in found if name not in shapes]
     faults += [
-        f"{name} has shape {found[name].shape}, expected {spec.shape}"
-        for name, spec in zip(names, leaves, strict=True)
-        if name in found and found[name].shape != spec.shape
+        f"{name} has shape {found[name].shape}, expected {shape}"
+        for name, shape in shapes.items()
+        if name in found and found[name].shape != shape
     ]
     if faults:
         raise ValueError(f"{path} does not fit {owner}: {'; '.join(faults[:8])}")
-    made = [jnp.asarray(found[name]).astype(spec.dtype) for name, spec in zip(names, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, made)
+    whole = {name: found[name] * found[name + SCALE][..., None] for name in integers}
+    made = [jnp.asarray(whole.get(name, found[name])).astype(spec.dtype) for name, spec in named.items()]
+    return jax.tree.unflatten(jax.tree.structure(specs), made)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import jax
 import pytest
@@ -63,7 +64,7 @@ def test_the_page_comes_from_the_folders_and_a_second_run_decodes_nothing(tmp_pa
 
 
 def test_a_saved_drafter_can_take_another_shape_but_not_other_weights(saved):
-    longer = DraftModel(DRAFTER.model, length=5)
+    longer = replace(DRAFTER, length=5)
     drafter, _ = with_weights("trained", Method(longer, weights=saved), model())
     assert drafter.depth == 5
     wider = DraftModel(TARGET, length=3)

@@ -5,13 +5,20 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from safetensors.numpy import load_file, save_file
 
 import sdjax
 from sdjax.core.spec import initialise
 from sdjax.core.types import Law
 from sdjax.decode.state import Params
 from sdjax.drafters.draft_model import DraftModel
+from sdjax.drafters.head import DraftHead
+from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.tree_model import TreeDraftModel
 from sdjax.targets.load import Model
 from sdjax.targets.rope import Llama3Scaling, Rope, YarnScaling
@@ -23,6 +30,7 @@ from sdjax.trees.dynamic import DynamicTree
 from sdjax.trees.tree import Tree
 from tests.train.micro import DRAFTER, TARGET, same, target_params
 
+HEADS = Medusa(Tree.chain(2), head=DraftHead(size=12))
 MODEL = Model("micro", TARGET, target_params(), byte_tokenizer(), "sha256:micro")
 NESTED = [
     DRAFTER,
@@ -35,6 +43,14 @@ NESTED = [
 
 def params():
     return Params(target_params(), initialise(DRAFTER.specs(TARGET), jax.random.key(0)))
+
+
+def heads():
+    """Medusa's parameters, drawn at random, with the target's rows as its head."""
+    found = initialise(HEADS.specs(TARGET), jax.random.key(2))
+    noisy = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(3), x.shape), found["heads"])
+    head = HEADS.head.initial(TARGET, target_params(), np.arange(TARGET.vocab) % 7)
+    return Params(target_params(), {"heads": noisy, "head": [head]})
 
 
 def write(folder, **changes):
@@ -108,6 +124,79 @@ def test_names_are_looked_up_in_the_zoo(tmp_path, monkeypatch):
     assert load_drafter("one-layer", MODEL)[0] == DRAFTER
     with pytest.raises(ValueError, match="did you mean 'one-layer'"):
         load_drafter("one-later")
+
+
+def test_without_a_zoo_a_name_says_where_it_would_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved, "ZOO", tmp_path / "zoo")
+    with pytest.raises(ValueError, match=r"zoo/ in sdjax's repository, which is not part of an installed package"):
+        load_drafter("one-layer")
+
+
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
+MATRICES = arrays(np.float32, array_shapes(min_dims=2, max_dims=3, max_side=5), elements=FLOATS)
+
+
+@given(MATRICES)
+def test_no_entry_is_off_by_more_than_half_its_rows_scale(x):
+    integers, scale = saved.quantised(x)
+    assert integers.dtype == np.int8 and scale.shape == x.shape[:-1] and np.isfinite(scale).all() and (integers > -128).all()
+    exact = lambda x: x.astype(np.float64)
+    off = np.abs(exact(integers) * exact(scale)[..., None] - exact(x))
+    assert (off <= 0.5001 * exact(scale)[..., None]).all()
+
+
+def test_int8_keeps_ids_and_rounds_the_rest(tmp_path):
+    folder = write(tmp_path / "d", drafter=HEADS, params=heads(), dtype="int8")
+    stored = load_file(folder / saved.DRAFTER)
+    assert {leaf.dtype.name for leaf in stored.values()} == {"int8", "float32", "bfloat16", "int32"}
+    _, found = load_drafter(folder, MODEL)
+    same_ids = found["head"][0]["ids"] == heads().drafter["head"][0]["ids"]
+    assert same_ids.all() and same(found["head"], heads().drafter["head"])
+    for mine, theirs in zip(found["heads"], heads().drafter["heads"], strict=True):
+        assert mine[0]["w"].dtype == theirs[0]["w"].dtype
+        half = np.abs(theirs[0]["w"]).max(-1, keepdims=True) / 254
+        assert (np.abs(mine[0]["w"] - theirs[0]["w"]) <= 1.001 * half).all() and (mine[0]["w"] != theirs[0]["w"]).any()
+        assert same(mine[0]["b"], rounded(theirs[0]["b"]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_the_targets_rows_are_taken_from_the_target(tmp_path, dtype):
+    folder = write(tmp_path / "d", drafter=HEADS, params=heads(), dtype=dtype)
+    assert "head.0.weight" not in load_file(folder / saved.DRAFTER)
+    assert same(load_drafter(folder, MODEL)[1]["head"], heads().drafter["head"])
+    with pytest.raises(ValueError, match=r"leaves head\.0\.weight to the target, whose rows it is: load_drafter\('d', model\)"):
+        load_drafter(folder)
+
+
+def test_a_head_that_is_not_the_targets_is_stored(tmp_path):
+    other = heads()
+    other.drafter["head"][0]["weight"] = other.drafter["head"][0]["weight"].at[3, 4].add(1)
+    kept = write(tmp_path / "d", drafter=HEADS, params=other, dtype="float32")
+    assert same(load_drafter(kept)[1], other.drafter)
+    unknown = write(tmp_path / "e", drafter=HEADS, params=heads().replace(target=None), dtype="float32")
+    assert same(load_drafter(unknown)[1], heads().drafter)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda leaves: leaves.pop("heads.0.0.w.scale"), r"missing heads\.0\.0\.w\.scale"),
+        (lambda leaves: leaves.pop("heads.0.0.w"), r"missing heads\.0\.0\.w; unexpected heads\.0\.0\.w\.scale"),
+        (lambda leaves: leaves.pop("head.0.ids"), r"missing head\.0\.ids; missing head\.0\.weight"),
+        (
+            lambda leaves: leaves.update({"heads.0.0.w.scale": np.ones((16, 1), np.float32)}),
+            r"heads\.0\.0\.w\.scale has shape \(16, 1\), expected \(16,\)",
+        ),
+    ],
+    ids=["no scale", "no integers", "no ids", "a scale's shape"],
+)
+def test_what_int8_lacks_is_named(tmp_path, change, words):
+    folder = write(tmp_path / "d", drafter=HEADS, params=heads(), dtype="int8")
+    leaves = load_file(folder / saved.DRAFTER)
+    change(leaves)
+    save_file(leaves, folder / saved.DRAFTER)
+    with pytest.raises(ValueError, match=words):
+        load_drafter(folder, MODEL)
 
 
 def test_damage_is_named(tmp_path):
