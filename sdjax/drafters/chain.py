@@ -1,5 +1,6 @@
 """Autoregressive drafting of a chain: what an independent model and a truncated target have in common."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,30 +11,44 @@ from jaxtyping import Array, Float, Int
 from sdjax.core.cache import Cache, Staged
 from sdjax.core.sampling import Purpose, coin_key, draw, warp_logits
 from sdjax.core.types import Context, Draft, Law
+from sdjax.drafters.head import in_target
 from sdjax.targets.decoder import Decoder
+from sdjax.trees.draw import Children
 from sdjax.trees.tree import Tree
 
 
-def draft_chain(model: Decoder, params: Any, cache: Cache, ctx: Context, length: int, sampled: bool) -> tuple[Draft, Staged]:
+def draft_chain(
+    model: Decoder,
+    params: Any,
+    cache: Cache,
+    ctx: Context,
+    length: int,
+    sampled: bool,
+    logits: Callable[[Float[Array, "B E"]], Float[Array, "B D"]] | None = None,
+    ids: Int[Array, " D"] | None = None,
+) -> tuple[Draft, Staged]:
     """Runs `model` from the anchor for `length` tokens (Leviathan et al. 2022, Alg. 1, first loop).
 
-    Each token is drawn from the model's law under the context's warp where `sampled`, else it is the argmax.
+    Each token is drawn from the model's law under the context's warp where `sampled`, else it is the argmax. `logits` of
+    a hidden state are the model's own (None), or over a draft vocabulary, whose tokens are the target's `ids`.
     The scratch has a row for the anchor and each draft; that of the last draft, which was not run, is still empty.
     """
     sampled = sampled and not ctx.warp.greedy
     choose = choose_sampled if sampled else choose_greedy
+    logits = logits or (lambda hidden: model.unembed(params, hidden))
 
     def one(carry: tuple[Array, Staged], i: Array):
         token, scratch = carry
         hidden, scratch = stage_token(model, params, cache, scratch, token, i)
-        token, q = choose(model.unembed(params, hidden), ctx, i + 1)
-        return (token, scratch), (token, q)
+        place, q = choose(logits(hidden), ctx, i + 1)
+        return (place if ids is None else ids[place], scratch), (place, q)
 
     scratch = empty_scratch(cache, ctx.p, length + 1)
-    (_, scratch), (tokens, q) = lax.scan(one, (ctx.anchor, scratch), jnp.arange(length))
-    tokens = jnp.concatenate([ctx.anchor[:, None], tokens.T], 1)
+    (_, scratch), (places, q) = lax.scan(one, (ctx.anchor, scratch), jnp.arange(length))
     law, q = (Law.IID, jnp.swapaxes(q, 0, 1)) if sampled else (Law.ONE_HOT, None)
-    return Tree.chain(length).draft(tokens, law, q), scratch
+    drawn = in_target(Children(places.T, jnp.ones(places.T.shape, bool), q), ids, model.vocab)
+    tokens = jnp.concatenate([ctx.anchor[:, None], drawn.tokens], 1)
+    return Tree.chain(length).draft(tokens, law, drawn.q), scratch
 
 
 def empty_scratch(cache: Cache, p: Int[Array, " B"], rows: int) -> Staged:

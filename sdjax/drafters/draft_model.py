@@ -9,10 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from sdjax.core.cache import Cache, Staged, commit
+from sdjax.core.linear import linear
 from sdjax.core.spec import initialise
 from sdjax.core.types import Committed, Context, Draft, Trace
 from sdjax.drafters.base import check_length
 from sdjax.drafters.chain import draft_chain, stage_token
+from sdjax.drafters.head import DraftHead, own_tokens
 from sdjax.drafters.losses import cross_entropy, flatten, forward_kl, in_chunks, reverse_kl, total_variation, weighted_mean
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, truncate_params
 from sdjax.targets.packed import trace_of
@@ -23,12 +25,14 @@ class DraftModel:
     """Drafts a chain of `length` tokens with `model`, drawn from its own law, or greedily where not `sampled`.
 
     Its keys and values depend on tokens alone, so `observe` commits the accepted rows of its scratch. `objective` is
-    what it is trained on: the texts themselves, or the target's law at every position of them.
+    what it is trained on: the texts themselves, or the target's law at every position of them. `head` is read in the
+    place of the model's own; it is as wide as the model, and starts as rows of its matrix.
     """
 
     model: Decoder
     length: int = 4
     sampled: bool = True
+    head: DraftHead = DraftHead()
     objective: Literal["text", "forward-kl", "reverse-kl", "tv"] = "forward-kl"
     taps: ClassVar[tuple[Tap, ...]] = ()
 
@@ -44,12 +48,27 @@ class DraftModel:
         return self.length + 1
 
     def specs(self, target: Decoder) -> Any:
+        """The model's; a head of its own stands under `head`."""
         if self.model.vocab != target.vocab:
             raise ValueError(
                 f"the draft model's vocabulary has {self.model.vocab} entries, the target's {target.vocab}; "
                 "drafts are exchanged as token ids, so both models must share one tokenizer"
             )
-        return self.model.specs()
+        return self.model.specs() | self.under_head(self.head.specs(self.model))
+
+    def under_head(self, own: dict[str, Any]) -> dict[str, Any]:
+        """{head: own}, but for a head that is the model's."""
+        return {"head": own} if own else {}
+
+    def logits(self, ctx: Context, params: Any, hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
+        """float32, over the draft vocabulary (D tokens), or the whole."""
+        if self.head == DraftHead():
+            return self.model.unembed(params, hidden)
+        return self.head.logits(ctx, params["head"], hidden)
+
+    def ids(self, params: Any) -> Int[Array, " D"] | None:
+        """The draft vocabulary's tokens; None: all."""
+        return None if self.head.size is None else params["head"]["ids"]
 
     def empty(self, target: Decoder, batch: int, capacity: int) -> Cache:
         return self.model.empty_cache(batch, capacity)
@@ -64,34 +83,54 @@ class DraftModel:
 
     def propose(self, ctx: Context, params: Any, state: Cache) -> tuple[Draft, Staged]:
         """The chain, and one more pass without logits: should all drafts be accepted, the last one's row is needed."""
-        draft, scratch = draft_chain(self.model, params, state, ctx, self.length, self.sampled)
+        logits = lambda hidden: self.logits(ctx, params, hidden)
+        draft, scratch = draft_chain(self.model, params, state, ctx, self.length, self.sampled, logits, self.ids(params))
         _, scratch = stage_token(self.model, params, state, scratch, draft.tokens[:, -1], self.length)
         return draft, scratch
 
     def initial(self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]) -> Any:
-        """The target's first layers where the shapes allow it, else drawn anew."""
-        if replace(target, layers=self.model.layers, windows=self.model.windows) != self.model:
-            return initialise(self.specs(target), key)
-        return jax.tree.map(jnp.copy, truncate_params(target_params, self.model.layers))
+        """The target's first layers where the shapes allow it, else drawn anew; a head of its own has rows of the model's."""
+        if replace(target, layers=self.model.layers, windows=self.model.windows) == self.model:
+            params = jax.tree.map(jnp.copy, truncate_params(target_params, self.model.layers))
+        elif self.head.size is None or self.head.trained:
+            params = initialise(self.model.specs(), key)
+        else:
+            raise ValueError(
+                "the draft model is drawn anew, as its shape is not the target's; a draft vocabulary that is not trained "
+                "would keep random rows: take DraftHead(size, trained=True)"
+            )
+        return params | self.under_head(self.head.initial(self.model, params, counts))
 
     def loss(
         self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        """The draft model's law behind every token, against the next token or the target's law (arXiv:2310.08461)."""
+        """The draft model's law behind every token, against the next token or the target's law (arXiv:2310.08461).
+
+        With a draft vocabulary the target's law is cut to it and renormalised, and tokens outside are not learnt as text.
+        """
         distance = {"forward-kl": forward_kl, "reverse-kl": reverse_kl, "tv": total_variation}
         labels, weight = trace.ahead(1)
         hidden = trace_of(self.model, params, trace.batch).hidden
+        ids = self.ids(params)
+        place, inside = own_tokens(ids, labels)
+        judge = None if ids is None else self.head.teacher_rows(ctx, params["head"])
 
         def of_rows(rows: Any) -> tuple[Array, Array]:
-            mine, theirs, labels = rows
-            logits, teacher = self.model.unembed(params, mine), ctx.target.unembed(ctx.target_params, theirs)
-            agrees = jnp.argmax(logits, -1) == jnp.argmax(teacher, -1)
-            loss = cross_entropy(logits, labels) if self.objective == "text" else distance[self.objective](logits, teacher)
-            return loss, agrees.astype(jnp.float32)
+            mine, theirs, place = rows
+            logits, teacher = self.logits(ctx, params, mine), ctx.target.unembed(ctx.target_params, theirs)
+            best, drafted = own_tokens(ids, jnp.argmax(teacher, -1))
+            agrees = drafted & (jnp.argmax(logits, -1) == best)
+            if self.objective == "text":
+                return cross_entropy(logits, place), agrees.astype(jnp.float32)
+            cut = teacher if judge is None else linear(theirs, judge).astype(jnp.float32)
+            return distance[self.objective](logits, cut), agrees.astype(jnp.float32)
 
-        loss, agrees = in_chunks(of_rows, (flatten(hidden), flatten(trace.hidden), flatten(labels)), flatten(weight))
-        return weighted_mean(loss, flatten(weight)), {"agreement": weighted_mean(agrees, flatten(weight))}
+        loss, agrees = in_chunks(of_rows, (flatten(hidden), flatten(trace.hidden), flatten(place)), flatten(weight))
+        learnt = weight * inside if self.objective == "text" else weight
+        return weighted_mean(loss, flatten(learnt)), {"agreement": weighted_mean(agrees, flatten(weight))}
 
     @classmethod
     def tiny(cls, target: Decoder) -> "DraftModel":
-        return cls(replace(target, layers=1, windows=target.windows[:1]), length=3)
+        """With a head of few tokens."""
+        model = replace(target, layers=1, windows=target.windows[:1])
+        return cls(model, length=3, head=DraftHead(target.vocab // 2, trained=True))

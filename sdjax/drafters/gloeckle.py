@@ -13,7 +13,7 @@ from sdjax.core.cache import Cache, Staged, commit
 from sdjax.core.linear import linear
 from sdjax.core.spec import Spec, normal
 from sdjax.core.types import Committed, Context, Draft, Law, Trace
-from sdjax.drafters.head import DraftHead
+from sdjax.drafters.head import DraftHead, in_target
 from sdjax.drafters.recursion import check_tree, draft_of
 from sdjax.drafters.residual_heads import chain_figures, judge_heads, take_last
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, rms_norm
@@ -35,9 +35,9 @@ class Gloeckle:
     """`heads` heads beside the target's own last layer; head k (from 0) predicts token t + k + 2 at row t.
 
     "parallel": each is a layer on the trunk, which is the target without its last layer; "linear": a matrix on it;
-    "causal": a layer on the one before it, the first on the target's last. Final norm and unembedding are the target's.
-    `layers` is the number of the target's layers. No head sees what was drafted: siblings are a head's likeliest tokens,
-    unless `law` draws them, for every parent anew.
+    "causal": a layer on the one before it, the first on the target's last. The final norm is the target's, and so is the
+    unembedding, unless all share a `head` of their own. `layers` is the number of the target's layers. No head sees what
+    was drafted: siblings are a head's likeliest tokens, unless `law` draws them, for every parent anew.
     """
 
     layers: int
@@ -45,6 +45,7 @@ class Gloeckle:
     variant: Literal["parallel", "causal", "linear"] = "parallel"
     tree: Tree = Tree.chain(3)
     law: Law = Law.ONE_HOT
+    head: DraftHead = DraftHead()
     objective: Literal["text", "teacher"] = "text"
 
     def __post_init__(self):
@@ -69,19 +70,21 @@ class Gloeckle:
         return self.tree.nodes
 
     def specs(self, target: Decoder) -> dict[str, Any]:
-        """{heads: [layer]}, or {heads: [{matrix}]} where they are linear."""
+        """{heads: [layer]}, or {heads: [{matrix}]} where they are linear; and {head}, where it is not the target's."""
         if target.layers != self.layers:
             raise ValueError(f"made for a target of {self.layers} layers, this one has {target.layers}; set layers to that")
-        check_tree(self.tree, self.law, target.vocab)
+        check_tree(self.tree, self.law, self.head.size or target.vocab)
         square = Spec((target.width, target.width), jnp.dtype(target.dtype), ("embed", None), normal())
         head = {"matrix": square} if self.variant == "linear" else one_layer(target).specs()["layers"][0]
-        return {"heads": [head] * self.heads}
+        own = self.head.specs(target)
+        return {"heads": [head] * self.heads} | ({"head": own} if own else {})
 
     def initial(self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]) -> Any:
         """Every head starts as the target's last layer, or as the identity."""
-        if self.variant == "linear":
-            return {"heads": [{"matrix": jnp.eye(target.width, dtype=target.dtype)} for _ in range(self.heads)]}
-        return {"heads": [jax.tree.map(jnp.copy, target_params["layers"][-1]) for _ in range(self.heads)]}
+        eye = {"matrix": jnp.eye(target.width, dtype=target.dtype)}
+        first = eye if self.variant == "linear" else target_params["layers"][-1]
+        own = self.head.initial(target, target_params, counts)
+        return {"heads": [jax.tree.map(jnp.copy, first) for _ in range(self.heads)]} | ({"head": own} if own else {})
 
     def empty(self, target: Decoder, batch: int, capacity: int) -> Heads:
         last = jnp.zeros((batch, self.heads, target.width), jnp.dtype(target.dtype))
@@ -98,11 +101,13 @@ class Gloeckle:
 
     def propose(self, ctx: Context, params: Any, state: Heads) -> tuple[Draft, None]:
         """Head k fills depth k + 1, whatever the path."""
-        logits = ctx.target.unembed(ctx.target_params, state.last[:, : self.tree.depth])
+        own = params.get("head", {})
+        logits = self.head.logits(ctx, own, state.last[:, : self.tree.depth])
         levels = [Children(ctx.anchor[:, None], jnp.ones((len(ctx.p), 1), bool), None)]
         for depth, nodes in enumerate(self.tree.levels[:-1]):
             widths = tuple(len(self.tree.children[node]) for node in nodes if self.tree.children[node])
-            levels.append(same_for_all(logits[:, depth : depth + 1], widths, self.law, ctx, depth + 1))
+            drawn = same_for_all(logits[:, depth : depth + 1], widths, self.law, ctx, depth + 1)
+            levels.append(in_target(drawn, own.get("ids"), ctx.target.vocab))
         return draft_of(self.tree, levels, self.law), None
 
     def loss(
@@ -112,7 +117,7 @@ class Gloeckle:
         batch = trace.batch
         nothing = replace(one_layer(ctx.target), layers=self.heads, windows=()).empty_cache(len(batch.tokens), 1)
         hidden, _ = self.run(ctx, params, trace.features[:, :, 0], batch.positions, nothing, packed_mask(batch))
-        losses, ranks, seen = judge_heads(ctx, DraftHead(), [{}], hidden, trace, **{self.objective: 1.0})
+        losses, ranks, seen = judge_heads(ctx, self.head, [params.get("head", {})], hidden, trace, **{self.objective: 1.0})
         return losses.sum(), chain_figures(ranks, seen)
 
     def run(

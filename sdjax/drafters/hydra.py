@@ -44,8 +44,9 @@ class Hydra:
     """Drafts `tree`, node by node of every depth, with one of `heads` (None: the tree's depth) for each depth.
 
     A head is a first block on the whole path and `layers` - 1 residual blocks, each with weights of its own (the
-    released code ties those of one head), and a vocabulary matrix, for all or each its own (`own_heads`), without the
-    released bias. Children are drawn by `law`. The loss weighs the `text` and the `teacher`, the target's law.
+    released code ties those of one head), and a vocabulary matrix, for all or each its own (`own_heads`; the released
+    ones have a bias: `DraftHead.bias`). Children are drawn by `law`. The loss weighs the `text` and the `teacher`, the
+    target's law.
     """
 
     tree: Tree

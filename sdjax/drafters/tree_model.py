@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from sdjax.core.cache import Cache, Staged
 from sdjax.core.types import Committed, Context, Draft, Law
 from sdjax.drafters.draft_model import DraftModel
+from sdjax.drafters.head import DraftHead
 from sdjax.drafters.recursion import Cell, check_tree, draft_tree
 from sdjax.drafters.self_draft import SelfDraft
 from sdjax.targets.decoder import Decoder, Tap, truncate_params
@@ -35,10 +36,11 @@ class TreeDraftModel:
     model: Decoder
     tree: Tree
     law: Law = Law.WITHOUT_REPLACEMENT
+    head: DraftHead = DraftHead()
     taps: ClassVar[tuple[Tap, ...]] = ()
 
     def __post_init__(self):
-        check_tree(self.tree, self.law, self.model.vocab)
+        check_tree(self.tree, self.law, self.head.size or self.model.vocab)
 
     @property
     def depth(self) -> int:
@@ -48,18 +50,25 @@ class TreeDraftModel:
     def nodes(self) -> int:
         return self.tree.nodes
 
+    @property
+    def chain(self) -> DraftModel:
+        """The same model, drafting a chain: what it is trained as."""
+        return DraftModel(self.model, head=self.head)
+
     def specs(self, target: Decoder) -> Any:
-        return DraftModel(self.model).specs(target)
+        return self.chain.specs(target)
 
     def empty(self, target: Decoder, batch: int, capacity: int) -> Cache:
         return self.model.empty_cache(batch, capacity)
 
     def observe(self, ctx: Context, params: Any, state: Cache, seen: Committed, scratch: Staged | None = None) -> Cache:
-        return DraftModel(self.model).observe(ctx, params, state, seen, scratch)
+        return self.chain.observe(ctx, params, state, seen, scratch)
 
     def propose(self, ctx: Context, params: Any, state: Cache) -> tuple[Draft, Staged | None]:
         """Runs the leaves too: should one be accepted, its row is needed."""
-        return draft_tree(model_cell(self.model, params, state), ctx, self.tree, self.law, leaves=True)
+        logits = lambda hidden: self.chain.logits(ctx, params, hidden)
+        cell = replace(model_cell(self.model, params, state), logits=logits, ids=self.chain.ids(params))
+        return draft_tree(cell, ctx, self.tree, self.law, leaves=True)
 
     @classmethod
     def tiny(cls, target: Decoder) -> "TreeDraftModel":

@@ -10,26 +10,43 @@ from sdjax.decode.generate import generate, prefill, start
 from sdjax.decode.state import Params
 from sdjax.drafters.chain import choose_sampled
 from sdjax.drafters.draft_model import DraftModel
+from sdjax.drafters.head import DraftHead
 from sdjax.drafters.self_draft import SelfDraft
 from sdjax.targets.decoder import causal_mask
 from sdjax.verify.token import TokenRejection
 from tests.tiny import NEW, PROMPTS, SEEDS, TARGET, loop_of, target_params
 
 WARP = Warp(0.7, top_k=5, top_p=0.9)
+FEW = np.arange(1, 25, 2)
 
 
-def test_q_is_the_warped_law_behind_each_draft():
-    loop, params = loop_of(SelfDraft(TARGET.layers, 3), 1.0, warp=WARP), Params(target_params(), {})
+@pytest.mark.parametrize(
+    "drafter, own, ids",
+    [
+        (SelfDraft(TARGET.layers, 3), {}, np.arange(TARGET.vocab)),
+        (
+            DraftModel(TARGET, 3, head=DraftHead(12)),
+            target_params() | {"head": {"ids": jnp.array(FEW), "weight": target_params()["head"][FEW]}},
+            FEW,
+        ),
+    ],
+    ids=["whole", "few"],
+)
+def test_q_is_the_warped_law_behind_each_draft(drafter, own, ids):
+    """Over the draft vocabulary, where there is one: the target's other tokens have no mass."""
+    loop, params = loop_of(drafter, 1.0, warp=WARP), Params(target_params(), own)
     state, lengths = start(loop, PROMPTS, NEW, SEEDS, 256)
     state = prefill(loop, params, state, lengths)
-    draft, _ = loop.drafter.propose(loop.context(params, state), {}, None)
+    draft, _ = drafter.propose(loop.context(params, state), own, state.drafter)
     for b in range(3):
         text = jnp.concatenate([state.tokens[b, : state.p[b]], draft.tokens[b]])[None]
         size = text.shape[1]
         x = TARGET.embed(target_params(), text)
         out = TARGET.forward(target_params(), x, jnp.arange(size)[None], TARGET.empty_cache(1, 1), causal_mask(size))
         logits = TARGET.unembed(target_params(), out.hidden[0, -4:-1])
-        np.testing.assert_allclose(draft.q[b], warped_probs(logits, WARP), atol=1e-3)
+        law = np.zeros(logits.shape)
+        law[:, ids] = warped_probs(logits[:, ids], WARP)
+        np.testing.assert_allclose(draft.q[b], law, atol=1e-3)
         assert (jnp.take_along_axis(draft.q[b], draft.tokens[b, 1:, None], 1) > 0).all()
 
 

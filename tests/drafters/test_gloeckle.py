@@ -10,6 +10,7 @@ import pytest
 
 from sdjax.core.types import Committed, Law
 from sdjax.drafters.gloeckle import Gloeckle
+from sdjax.drafters.head import DraftHead
 from sdjax.drafters.losses import cross_entropy
 from sdjax.targets.packed import packed_mask
 from sdjax.trees.tree import Tree
@@ -27,11 +28,12 @@ from tests.drafters.packed_texts import (
     traced,
     unreached,
 )
-from tests.tiny import TARGET, target_params
+from tests.tiny import TARGET, decode, plain, target_params
 
 pytestmark = pytest.mark.families
 
 WINDOWED = replace(TARGET, windows=(None, None, 4))
+WHOLE, FEW = DraftHead(), DraftHead(14, trained=True)
 every_variant = pytest.mark.parametrize("variant", ["parallel", "causal", "linear"])
 
 
@@ -48,8 +50,8 @@ def outputs(drafter, ctx, params, trace):
 
 
 @cache
-def packed(variant):
-    drafter = drafter_of(variant)
+def packed(variant, head=WHOLE):
+    drafter = drafter_of(variant, head=head)
     return drafter, random_params(drafter), *traced(drafter, pack([[TEXT, OTHER]], 20))
 
 
@@ -93,17 +95,22 @@ def test_packed_documents_are_as_if_alone(variant):
         np.testing.assert_allclose(together[:, :, here], alone[:, :, : len(document)], atol=1e-5)
 
 
-def test_head_k_at_row_t_is_asked_for_token_t_plus_k_plus_2():
-    drafter, params, ctx, trace = packed("causal")
+@pytest.mark.parametrize("head", [WHOLE, FEW], ids=["whole", "few"])
+def test_head_k_at_row_t_is_asked_for_token_t_plus_k_plus_2(head):
+    """But for tokens outside the draft vocabulary."""
+    drafter, params, ctx, trace = packed("causal", head)
+    own = params.get("head", {})
+    ids = own.get("ids", jnp.arange(TARGET.vocab)).tolist()
     total = 0.0
     for k, hidden in enumerate(outputs(drafter, ctx, params, trace)):
         pairs = [
-            (start + t, document[t + k + 2])
+            (start + t, ids.index(document[t + k + 2]))
             for start, document in ((0, TEXT), (len(TEXT), OTHER))
             for t in range(len(document) - k - 2)
+            if document[t + k + 2] in ids
         ]
         rows, labels = (jnp.array(x) for x in zip(*pairs, strict=True))
-        total += cross_entropy(TARGET.unembed(ctx.target_params, hidden[0, rows]), labels).mean()
+        total += cross_entropy(head.logits(ctx, own, hidden[0, rows]), labels).mean()
     np.testing.assert_allclose(loss_of(drafter, ctx, params, trace), total, rtol=1e-5)
 
 
@@ -133,6 +140,20 @@ def test_a_depth_is_filled_by_its_head(law, temperature):
     best = np.argsort(-logits, -1)
     for node in range(1, tree.nodes):
         np.testing.assert_array_equal(draft.tokens[:, node], best[:, tree.depths[node] - 1, tree.ranks[node]])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_vocabulary_changes_no_token(temperature):
+    drafter = drafter_of("parallel", tree=Tree((-1, 0, 1, 0, 1, 2)), law=Law.WITHOUT_REPLACEMENT, head=FEW)
+    assert decode(drafter, temperature).tokens == plain(temperature)
+
+
+def test_a_head_of_its_own_starts_as_the_targets_rows():
+    counts = np.arange(TARGET.vocab)
+    params = drafter_of("linear", head=FEW).initial(TARGET, target_params(), counts, jax.random.key(0))
+    np.testing.assert_array_equal(params["head"]["ids"], counts[-14:])
+    np.testing.assert_array_equal(params["head"]["weight"], target_params()["head"][-14:])
+    assert drafter_of("linear").specs(TARGET).keys() == {"heads"}
 
 
 @pytest.mark.parametrize(

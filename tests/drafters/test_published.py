@@ -17,6 +17,7 @@ from experiments.import_drafter import Import, import_drafter
 from sdjax.core.types import Law
 from sdjax.decode.state import Params
 from sdjax.drafters.deepseek_mtp import DeepSeekMTP
+from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.eagle import Eagle
 from sdjax.drafters.eagle3 import Eagle3
 from sdjax.drafters.gloeckle import Gloeckle
@@ -41,7 +42,7 @@ ROPE = Rope(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
 TARGET = Decoder(vocab=31, width=8, layers=8, heads=2, kv_heads=1, head_width=4, ffw=12, rope=ROPE, max_position=128)
 LAYER = replace(TARGET, layers=1, heads=4, ffw=20, norm_eps=0.1, rope=Rope(1e4), max_position=64)
 CHAIN, DYNAMIC = Tree.chain(3), DynamicTree(depth=8, nodes=60, width=10)
-TRAINED, REDUCED = DraftHead(trained=True), DraftHead(20, trained=True)
+TRAINED, REDUCED, BIASED = DraftHead(trained=True), DraftHead(20, trained=True), DraftHead(trained=True, bias=True)
 HYDRA = Hydra(named_tree("mc_sim_7b_63"), 4, head=TRAINED, own_heads=True)
 PAPER = Eagle3((1, 3, 4), DYNAMIC, head=REDUCED)
 CASES = {
@@ -60,7 +61,9 @@ CASES = {
     "medusa, few": ("medusa", Medusa(Tree.chain(2), 2, head=TRAINED, own_heads=True)),
     "hydra": ("hydra", HYDRA),
     "hydra, tied": ("hydra", replace(HYDRA, layers=3)),
+    "hydra, bias": ("hydra", replace(HYDRA, head=BIASED)),
     "hydra++": ("hydra", HydraPlus(replace(HYDRA, layers=4))),
+    "hydra++, bias": ("hydra", HydraPlus(replace(HYDRA, layers=2, head=BIASED))),
     "deepseek-mtp": ("deepseek-mtp", DeepSeekMTP(2, CHAIN)),
     "deepseek-mtp, head": ("deepseek-mtp", DeepSeekMTP(1, CHAIN, head=TRAINED)),
     "qwen3-next-mtp": ("qwen3-next-mtp", DeepSeekMTP(1, CHAIN)),
@@ -143,6 +146,8 @@ def test_the_names_that_the_formulas_read():
     for case, formulas, prefix in (
         ("medusa", published_medusa, "medusa_head."),
         ("hydra, tied", published_hydra, ""),
+        ("hydra, bias", published_hydra, ""),
+        ("hydra++, bias", published_hydra, ""),
         ("hydra++", published_hydra, ""),
     ):
         made = {f"{prefix}{name}": found for name, found in written(*CASES[case]).tensors.items()}
@@ -312,7 +317,8 @@ def test_damaged_configs_are_refused(case, changes, words):
         ("eagle3", "fc.weight", np.full((8, 24), np.nan, np.float32), "NaN"),
         ("eagle3", "fc.weight", np.zeros((8, 24), np.int8), "stored as int8"),
         ("eagle3", "embed_tokens.weight", np.ones((31, 8), np.float32), "not the target's"),
-        ("hydra", "hydra_lm_head.1.bias", np.ones(31, np.float32), "bias over the vocabulary"),
+        ("hydra, bias", "hydra_lm_head.1.bias", None, r"missing hydra_lm_head\.1\.bias \[31\]"),
+        ("hydra", "hydra_lm_head.1.bias", np.ones(30, np.float32), r"hydra_lm_head\.1\.bias has shape \[30\], expected \[31\]"),
         ("hydra", "hydra_mlp.0.0.linear.weight", np.ones((8, 8), np.float32), r"expected \[8, 16\]"),
         ("deepseek-mtp", "model.layers.9.shared_head.head.weight", np.ones((31, 8), np.float32), "differs between modules"),
         ("deepseek-mtp", "model.layers.8.mlp.experts.0.up_proj.weight", np.ones((4, 8), np.float32), "experts"),
@@ -339,10 +345,15 @@ def test_damaged_tensors_are_refused(case, tensor, found, words):
         ("eagle", Eagle(head=REDUCED), "was trained"),
         ("medusa", Medusa(CHAIN, head=REDUCED, own_heads=True), "draft vocabulary of 20 tokens"),
         ("medusa", Medusa(CHAIN, layers=2), "2 blocks with weights of their own"),
+        ("medusa", Medusa(CHAIN, head=BIASED, own_heads=True), "has a bias"),
+        ("eagle3", replace(PAPER, head=BIASED), "has a bias"),
+        ("speculators", replace(PAPER, tree=CHAIN, head=BIASED), "has a bias"),
+        ("deepseek-mtp", DeepSeekMTP(1, CHAIN, head=BIASED), "has a bias"),
+        ("eagle", DraftModel(replace(TARGET, layers=1), head=REDUCED), "holds Eagle, not DraftModel"),
         ("deepseek-mtp", DeepSeekMTP(tap=7), "reads tap 7"),
         ("deepseek-mtp", DeepSeekMTP(head=REDUCED), "draft vocabulary"),
         ("qwen3-next-mtp", DeepSeekMTP(2), "holds one module"),
-        ("hydra", Gloeckle(8), "holds Hydra or HydraPlus, not Gloeckle"),
+        ("hydra", Gloeckle(8, head=REDUCED), "holds Hydra or HydraPlus, not Gloeckle"),
     ],
 )
 def test_what_a_layout_cannot_hold_is_refused(name, drafter, words):

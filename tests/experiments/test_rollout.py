@@ -14,7 +14,9 @@ from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.prompts import Prompts
 from sdjax.study.stdlib_prompts import StandardLibrary
 from sdjax.train.corpus import check_target, open_corpus
+from tests.experiments import tiny_rollout
 from tests.experiments.tiny_model import model
+from tests.kills import after_kills
 
 TEXTS = Prompts(text=("hello hello hel", "abc abc abc", "what is it?"))
 
@@ -75,6 +77,18 @@ def test_given_conversations_are_of_no_target(tmp_path):
     (tmp_path / "y.jsonl").write_text(json.dumps({"messages": chat}))
     manifest, _ = run(config(tmp_path, name="y", prompts=Conversations(str(tmp_path / "y.jsonl"))))
     assert (manifest.tokens, manifest.supervised) == (len("u hi. a oh. a "), len("oh. a ")), "no end token: all that follows"
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_makes_the_same_corpus(tmp_path):
+    """At random moments of import, sampling and the final write."""
+    struck = after_kills(tiny_rollout.__name__, tmp_path, 20, seed=0, log="tiny.work/*.jsonl")
+    whole = open_corpus(struck.alone / "tiny").manifest
+    assert whole.documents + whole.dropped == len(tiny_rollout.TEXTS)
+    for folder in struck.ended:
+        assert open_corpus(folder / "tiny").manifest.identity == whole.identity
+        assert sorted(path.name for path in folder.iterdir()) == ["tiny", "tiny.work"]
+    assert len(set(struck.at) - {0}) >= 3, "kills in the midst of the work"
 
 
 def test_functions_of_the_standard_library():

@@ -1,5 +1,7 @@
 """Medusa and Hydra against the papers' formulas in plain numpy: logits, losses, drafts."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.families
 T, K = 12, 3
 OWN = DraftHead(trained=True)
 MEDUSA = Medusa(Tree.chain(K), layers=2, head=OWN, own_heads=True)
-HYDRA = Hydra(Tree.chain(K), layers=2, head=OWN, own_heads=True, text=0.5, teacher=2.0)
+HYDRA = Hydra(Tree.chain(K), layers=2, head=replace(OWN, bias=True), own_heads=True, text=0.5, teacher=2.0)
 EMBED, UNEMBED = (np.asarray(target_params()[name]) for name in ("embed", "head"))
 GEOMETRY = Geometry(TARGET.heads, TARGET.kv_heads, TARGET.rope.theta, TARGET.norm_eps)
 NOISE = np.random.default_rng(3)
@@ -68,7 +70,7 @@ def published_hydra(params):
             out[f"hydra_mlp.{k}.{place(0)}.{name}.bias"] = head["first"][f"{part}_bias"]
         for j, one in enumerate(head["blocks"], 1):
             out |= block(f"hydra_mlp.{k}.{place(j)}", one)
-        out[f"hydra_lm_head.{k}" + (".1" if plus else "") + ".weight"] = matrix["weight"]
+        out |= {f"hydra_lm_head.{k}{'.1' if plus else ''}.{part}": matrix[part] for part in matrix}
     return {name: np.asarray(leaf, np.float64) for name, leaf in out.items()}
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sdjax.drafters.head import DraftHead
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.huggingface import NAMES
 from sdjax.targets.weights import listed
@@ -114,3 +115,11 @@ def need_class(drafter: Any, kinds: type | tuple[type, ...], layout: str) -> Non
     if not isinstance(drafter, kinds):
         known = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
         raise ValueError(f"the layout {layout!r} holds {known}, not {type(drafter).__name__}")
+
+
+def need_no_bias(head: DraftHead, layout: str) -> None:
+    """Raises ValueError for a bias on the logits, where the layout's readers know none."""
+    if head.bias:
+        raise ValueError(
+            f"the head has a bias on its logits; the layout {layout!r} has no place for it, and would draft otherwise"
+        )

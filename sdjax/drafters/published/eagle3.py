@@ -20,6 +20,7 @@ from sdjax.drafters.published.base import (
     layer_names,
     named,
     need_class,
+    need_no_bias,
     take,
 )
 from sdjax.drafters.published.settings import flag, layer_from_config, layer_to_config, whole
@@ -158,6 +159,7 @@ def head_to_config(drafter: Eagle3, tensors: Tensors, target: Decoder) -> Config
 def to_tensors(
     drafter: Eagle3, params: Any, target: Decoder, target_params: Any, prefix: str, notes: list[str]
 ) -> dict[str, np.ndarray]:
+    need_no_bias(drafter.head, NAME)
     names, _ = tree_of(drafter, target, prefix)
     if drafter.fc_norm:
         params = params | {"fc_norm": list(params["fc_norm"])}

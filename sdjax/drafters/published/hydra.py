@@ -30,6 +30,7 @@ from sdjax.drafters.published.heads import (
     whole_matrices,
 )
 from sdjax.drafters.published.settings import whole
+from sdjax.drafters.residual_heads import matrix_of
 from sdjax.targets.decoder import Decoder
 
 NAME, PREFIX = "hydra", "prefix_embeding_layer."  # spelt so
@@ -41,7 +42,7 @@ def claims(names: Collection[str], config: Mapping[str, Any]) -> bool:
 
 
 def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any) -> Exported:
-    """Every head gets a matrix of its own, with the bias (zero) that readers expect."""
+    """Every head gets a matrix of its own, with the bias that readers expect: zero where it has none."""
     need_class(drafter, (Hydra, HydraPlus), NAME)
     notes = ["the tree, its law and the recipe of training are left out"]
     plus = isinstance(drafter, HydraPlus)
@@ -50,9 +51,10 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
         one_object(head["blocks"], k, NAME)
     kind = (drafter.heads if plus else drafter).head
     matrices = whole_matrices(kind, params["head"], heads, target, target_params, NAME, notes)
-    tree = params | {"head": [{"weight": matrix} for matrix in matrices]}
+    zero = np.zeros(target.vocab, matrices[0].dtype)
+    biases = [matrix_of(params["head"], k).get("bias", zero) for k in range(heads)]
+    tree = params | {"head": [{"weight": w, "bias": b} for w, b in zip(matrices, biases, strict=True)]}
     tensors = joined(named(names_of(tree, plus), tree))
-    tensors |= {bias_name(k, plus): np.zeros(target.vocab, matrices[0].dtype) for k in range(heads)}
     config = {
         "hydra_num_heads": heads,
         "hydra_num_layers": layers,
@@ -67,7 +69,7 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
 
 
 def from_published(tensors: Tensors, config: Config, target: Decoder, target_params: Any) -> Imported:
-    """Blocks that the released code ties get weights of their own. Heads with a bias over the vocabulary are refused."""
+    """Blocks that the released code ties get weights of their own. Biases over the vocabulary that are all zero are none."""
     notes: list[str] = []
     check_target(config, target)
     plus = check_kind(config, notes)
@@ -75,9 +77,10 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     check_count(
         config, "hydra_num_heads", len({name.split(".")[1] for name in tensors if name.startswith("hydra_mlp.")}), "heads"
     )
-    inner = Hydra(default_tree(heads, target.vocab, notes), heads, layers, DraftHead(trained=True), own_heads=True)
+    tensors = without_prefix_extras(without_zero_bias(tensors, heads, plus), notes)
+    head = DraftHead(trained=True, bias=any(head_name(k, plus, "bias") in tensors for k in range(heads)))
+    inner = Hydra(default_tree(heads, target.vocab, notes), heads, layers, head, own_heads=True)
     drafter: Any = HydraPlus(inner) if plus else inner
-    tensors = without_prefix_extras(without_bias(tensors, heads, plus), notes)
     specs = drafter.specs(target)
     params = take(names_of(specs, plus), specs, parted(tensors, heads, plus, target.width), "a Hydra")
     note_tied([head["blocks"] for head in params["heads"]], notes)
@@ -115,19 +118,16 @@ def names_of(tree: Any, plus: bool) -> Any:
         return {"first": first, "blocks": rest}
 
     heads = [head(k, len(own["first"]["r"]), len(own["blocks"])) for k, own in enumerate(tree["heads"])]
-    names: dict[str, Any] = {"heads": heads, "head": [{"weight": matrix_name(k, plus)} for k in range(len(heads))]}
+    matrices = [{part: head_name(k, plus, part) for part in own} for k, own in enumerate(tree["head"])]
+    names: dict[str, Any] = {"heads": heads, "head": matrices}
     if plus:
         layers = [layer_names(layer, f"{PREFIX}layers.{i}.") for i, layer in enumerate(tree["prefix"]["layers"])]
         names["prefix"] = {"layers": layers, "norm": f"{PREFIX}norm.weight"}
     return names
 
 
-def matrix_name(k: int, plus: bool) -> str:
-    return f"hydra_lm_head.{k}.1.weight" if plus else f"hydra_lm_head.{k}.weight"
-
-
-def bias_name(k: int, plus: bool) -> str:
-    return matrix_name(k, plus).removesuffix("weight") + "bias"
+def head_name(k: int, plus: bool, part: str) -> str:
+    return f"hydra_lm_head.{k}.1.{part}" if plus else f"hydra_lm_head.{k}.{part}"
 
 
 def joined(tensors: Tensors) -> Tensors:
@@ -153,12 +153,11 @@ def parted(tensors: Tensors, heads: int, plus: bool, width: int) -> Tensors:
     return out
 
 
-def without_bias(tensors: Tensors, heads: int, plus: bool) -> Tensors:
-    """Our heads' matrices have no bias: a zero one is left out, any other refused."""
-    biases = {bias_name(k, plus) for k in range(heads)}
-    trained = [name for name in sorted(biases & tensors.keys()) if np.any(tensors[name])]
-    if trained:
-        raise ValueError(f"{', '.join(trained)} are not zero; heads with a bias over the vocabulary are not supported")
+def without_zero_bias(tensors: Tensors, heads: int, plus: bool) -> Tensors:
+    """Leaves out the biases over the vocabulary, where all are zero."""
+    biases = {head_name(k, plus, "bias") for k in range(heads)} & tensors.keys()
+    if any(np.any(tensors[name]) for name in biases):
+        return tensors
     return {name: found for name, found in tensors.items() if name not in biases}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.medusa import Medusa
-from sdjax.drafters.published.base import Config, Exported, Imported, Layout, Tensors, named, need_class, take
+from sdjax.drafters.published.base import Config, Exported, Imported, Layout, Tensors, named, need_class, need_no_bias, take
 from sdjax.drafters.published.heads import (
     check_count,
     check_target,
@@ -31,6 +31,7 @@ def owns(name: str, config: Mapping[str, Any]) -> bool:
 def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any) -> Exported:
     """Every head gets a matrix of its own, as readers expect."""
     need_class(drafter, Medusa, NAME)
+    need_no_bias(drafter.head, NAME)
     notes = ["the tree and the recipe of training are left out"]
     for k, blocks in enumerate(params["heads"]):
         one_object(blocks, k, NAME)

@@ -23,6 +23,7 @@ from sdjax.drafters.published.base import (
     layer_names,
     named,
     need_class,
+    need_no_bias,
     take,
 )
 from sdjax.drafters.published.settings import check_same, whole
@@ -112,6 +113,7 @@ def from_qwen(tensors: Tensors, config: Config, target: Decoder, target_params: 
 def check_export(drafter: Any, layout: str) -> list[str]:
     """Raises ValueError for what neither layout holds; else the notes on what is left out."""
     need_class(drafter, DeepSeekMTP, layout)
+    need_no_bias(drafter.head, layout)
     if drafter.tap != "final":
         raise ValueError(
             f"the first module reads tap {drafter.tap!r}; readers of {layout!r} feed it the state behind the final norm"
