@@ -5,8 +5,8 @@ The texts are the target's own, argmax (t0) and sampled (t1), and its states on 
     ROLL="python -m experiments.rollout --corpora corpora --config configs/rollout"
     $ROLL/smollm2_prompts.py --name smollm2-prompts-t0 --prompts.count 400
     $ROLL/smollm2_prompts.py --name smollm2-prompts-t1 --prompts.skip 400 --prompts.count 400 --warp.temperature 1
-    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 192
-    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 192 --prompts.count 192 --warp.temperature 1
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 96
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 96 --prompts.count 96 --warp.temperature 1
     python -m experiments.features --taps 1 14 26 28 --corpus corpora/NAME --out features/NAME       for each of the four
 
 The drafters in zoo/ saw two more, smollm2-first-t0 and -t1: 736 documents of the same kinds, answers cut at 140 tokens; their
@@ -31,7 +31,7 @@ VOCABULARY = DraftHead(size=8192)  # the target's rows for its commonest tokens;
 
 
 def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, ...] = ()) -> TrainConfig:
-    """400 steps of 2 × 512 tokens. The rates are chosen by hand: the papers' are for runs a thousand times as long."""
+    """300 steps of 2 × 512 tokens. The rates are chosen by hand: the papers' are for runs a thousand times as long."""
     return TrainConfig(
         name=name,
         drafter=drafter,
@@ -39,8 +39,8 @@ def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, .
         features=tuple(f"features/{name}" for name in NAMES),
         rows=2,
         length=512,
-        optimiser=Optimiser(learning_rate=learning_rate, steps=400, warmup=30),
+        optimiser=Optimiser(learning_rate=learning_rate, steps=300, warmup=30),
         frozen=frozen,
         held_out=HeldOutConfig(Prompts(count=8)),
-        cadence=Cadence(save_every=200, eval_every=200),
+        cadence=Cadence(save_every=150, eval_every=150),
     )
