@@ -30,10 +30,11 @@ def in_chunks(loss: Callable[[Any], Any], rows: Any, needed: Array, size: int = 
     def chunks(x: Array) -> Array:
         return jnp.pad(x[order], [(0, whole - n)] + [(0, 0)] * (x.ndim - 1)).reshape(whole // size, size, *x.shape[1:])
 
+    @jax.checkpoint
     def of_chunk(chunk: tuple[Array, Any]) -> Any:
         wanted, rows = chunk
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(loss, rows))
-        return lax.cond(wanted.any(), jax.checkpoint(loss), lambda rows: nothing, rows)
+        return lax.cond(wanted.any(), loss, lambda rows: nothing, rows)
 
     found = lax.map(of_chunk, jax.tree.map(chunks, (needed != 0, rows)))
     return jax.tree.map(lambda x: flatten(x)[jnp.argsort(order)], found)

@@ -8,6 +8,7 @@ import pytest
 from sdjax.core.types import Batch, Trace
 from sdjax.drafters import losses
 from sdjax.targets.packed import trace_of
+from sdjax.train.flops import inside
 from tests.tiny import TARGET, target_params
 
 ROWS, V = 23, 7
@@ -46,6 +47,21 @@ def test_rows_that_are_not_needed_are_left_out_and_change_no_other(size, kept):
     made = losses.in_chunks(lambda rows: losses.forward_kl(*rows), (logits, teacher), weight, size)
     computed = size * -(-int(weight.sum()) // size) if size < ROWS else ROWS
     assert int((made != 0).sum()) == min(computed, ROWS)
+
+
+def test_no_array_of_all_rows_and_the_whole_vocabulary_is_held():
+    """Neither forward nor backward: what a chunk's backward pass needs is computed anew, skipped chunks or not."""
+    width, vocab = 3, 50
+
+    def total(head, x):
+        return losses.in_chunks(lambda x: jax.nn.logsumexp(x @ head.T, -1), x, jnp.ones(ROWS), 4).sum()
+
+    def largest(jaxpr):
+        own = [var.aval.size for equation in jaxpr.eqns for var in equation.outvars]
+        return max(own + [largest(sub) for equation in jaxpr.eqns for sub in inside(equation.params)], default=0)
+
+    gradient = jax.make_jaxpr(jax.grad(total, (0, 1)))(jnp.ones((vocab, width)), jnp.ones((ROWS, width)))
+    assert largest(gradient.jaxpr) == max(4 * vocab, vocab * width)
 
 
 def test_losses_against_their_definitions():
