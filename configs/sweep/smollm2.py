@@ -1,0 +1,78 @@
+"""Every drafter that was trained for SmolLM2-135M, on HumanEval: at T = 0 by walking, at T = 1 by several rules.
+
+    python -m experiments.sweep --config configs/sweep/smollm2.py --page docs/results/smollm2.md
+
+Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py (`FAMILIES` says which). The
+first eight problems chose the checkpoints and are left out. Chains are four deep, as trained; trees stand beside them for
+the best of the heads. Expect an hour on two CPU cores; a sweep that was stopped goes on where it was.
+"""
+
+from configs.shapes import SMOLLM2_135M
+from configs.smollm2 import CHAIN, VOCABULARY
+from experiments.sweep import SweepConfig
+from sdjax.core.types import Law
+from sdjax.drafters.eagle3 import Eagle3, published_taps
+from sdjax.drafters.medusa import Medusa
+from sdjax.drafters.ngram import NGram
+from sdjax.drafters.no_draft import NoDraft
+from sdjax.study.compare import Decoding
+from sdjax.study.methods import Method, Sampling
+from sdjax.study.prompts import Prompts
+from sdjax.trees.dynamic import DynamicTree
+from sdjax.trees.sequoia import sequoia_tree
+from sdjax.trees.tree import Tree
+from sdjax.verify.block import BlockVerification
+from sdjax.verify.recursive import Recursive
+from sdjax.verify.token import TokenRejection
+from sdjax.verify.traversal import Traversal
+
+FAMILIES = ("draft_model", "gloeckle", "medusa", "hydra", "hydra_plus", "eagle", "eagle3", "deepseek_mtp")
+
+# How often each child of an accepted node is the accepted one: a guess that later measurements should replace.
+RATES = (0.5, 0.12, 0.06, 0.03)
+TREE = sequoia_tree(8, RATES, CHAIN.depth)  # on a CPU, a pass over eight tokens costs little more than one over five
+
+
+def trained(family: str) -> str:
+    """Where the drafter of a training run is."""
+    return f"runs/train/{family}_smollm2/drafter"
+
+
+def get_config() -> SweepConfig:
+    methods = {"plain": Method(NoDraft()), "lookup": Method(NGram(length=7, longest=3))}
+    methods |= {family: Method(weights=trained(family)) for family in FAMILIES}
+    return SweepConfig(
+        name="smollm2",
+        title="Drafters of SmolLM2-135M at one token budget",
+        methods=methods | trees() | rules(),
+        sets={"HumanEval": Prompts(skip=8, count=40)},
+        rule=Sampling(temperature=(0.0, 1.0)),
+        decode=Decoding(max_new=64),
+    )
+
+
+def trees() -> dict[str, Method]:
+    """The same weights on trees: Sequoia's, and EAGLE-2's of as many nodes."""
+    medusa = Medusa(TREE, heads=CHAIN.depth, head=VOCABULARY)
+    return {
+        "medusa-tree": Method(medusa, weights=trained("medusa")),
+        "eagle3-tree": Method(eagle3(TREE), weights=trained("eagle3")),
+        "eagle3-dynamic": Method(eagle3(DynamicTree(depth=4, nodes=8, width=2)), weights=trained("eagle3")),
+    }
+
+
+def rules() -> dict[str, Method]:
+    """At T = 1, where rules differ: a sampled chain under rejection and block verification, a sampled tree under two more."""
+    chain, tree = eagle3(CHAIN, Law.IID), eagle3(TREE, Law.WITHOUT_REPLACEMENT)
+    cases = {
+        "eagle3-token": (chain, TokenRejection()),
+        "eagle3-block": (chain, BlockVerification()),
+        "eagle3-tree-recursive": (tree, Recursive()),
+        "eagle3-tree-traversal": (tree, Traversal()),
+    }
+    return {name: Method(*case, weights=trained("eagle3"), greedy=False) for name, case in cases.items()}
+
+
+def eagle3(tree: Tree | DynamicTree, law: Law = Law.WITHOUT_REPLACEMENT) -> Eagle3:
+    """As it was trained, drafting another tree."""
+    return Eagle3(published_taps(SMOLLM2_135M.layers), tree, law, VOCABULARY, steps=3)
