@@ -3,7 +3,7 @@
     python -m experiments.sweep --config configs/sweep/smollm2.py --page docs/results/smollm2.md
 
 Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py (`FAMILIES` says which). The
-first eight problems chose the checkpoints and are left out. Chains are four deep, as trained; trees stand beside them for
+first eight problems chose the checkpoints and are left out. Chains are three deep, as trained; trees stand beside them for
 the best of the heads. Expect an hour on two CPU cores; a sweep that was stopped goes on where it was.
 """
 
@@ -57,7 +57,7 @@ def trees() -> dict[str, Method]:
     return {
         "medusa-tree": Method(medusa, weights=trained("medusa")),
         "eagle3-tree": Method(eagle3(TREE), weights=trained("eagle3")),
-        "eagle3-dynamic": Method(eagle3(DynamicTree(depth=4, nodes=8, width=2)), weights=trained("eagle3")),
+        "eagle3-dynamic": Method(eagle3(DynamicTree(depth=3, nodes=8, width=2)), weights=trained("eagle3")),
     }
 
 

@@ -2,7 +2,7 @@
 
     python -m experiments.train --config configs/train/gloeckle_smollm2.py
 
-Four heads start from the last layer. They share the target's rows for its commonest tokens, read once a draft.
+Three heads start from the last layer. They share the target's rows for its commonest tokens, read once a draft.
 Texts, token budget and the commands that make the corpora are in configs/smollm2.py.
 """
 

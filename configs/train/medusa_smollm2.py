@@ -1,4 +1,4 @@
-"""Medusa-1 for SmolLM2-135M: four heads on its last state (Cai et al. 2024, arXiv:2401.10774).
+"""Medusa-1 for SmolLM2-135M: three heads on its last state (Cai et al. 2024, arXiv:2401.10774).
 
     python -m experiments.train --config configs/train/medusa_smollm2.py
 
