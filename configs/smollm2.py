@@ -9,8 +9,7 @@ The texts are the target's own, argmax (t0) and sampled (t1), and its states on 
     $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 96 --prompts.count 96 --warp.temperature 1
     python -m experiments.features --taps 1 14 26 28 --corpus corpora/NAME --out features/NAME       for each of the four
 
-The drafters in zoo/ saw two more, smollm2-first-t0 and -t1: 736 documents of the same kinds, answers cut at 140 tokens; their
-cards name them. Add them, or others, by `--corpora` and `--features`. Without the states, train with an empty `--features`:
+Others can be added by `--corpora` and `--features`. Without the states, train with an empty `--features`:
 the target then runs in every step.
 """
 

@@ -3,7 +3,7 @@
     python -m experiments.train --config configs/train/eagle3_smollm2.py
 
 Three unrolled steps for the CPU's sake, as `speculators` has them; the paper's are seven. The head stays the
-target's rows: so few tokens do not pay for training it.
+target's rows, and the layer starts as the target's last: so few tokens do not pay for learning either.
 Texts, token budget and the commands that make the corpora are in configs/smollm2.py.
 """
 
@@ -14,5 +14,5 @@ from sdjax.drafters.eagle3 import Eagle3, published_taps
 
 
 def get_config() -> TrainConfig:
-    drafter = Eagle3(published_taps(TARGET.layers), CHAIN, law=Law.IID, head=VOCABULARY, steps=3)
+    drafter = Eagle3(published_taps(TARGET.layers), CHAIN, law=Law.IID, head=VOCABULARY, steps=3, start="target")
     return training("eagle3_smollm2", drafter, learning_rate=1e-3)

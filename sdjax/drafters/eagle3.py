@@ -6,7 +6,7 @@ its heads, widens the layer's queries, keys and values instead: as here.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,8 @@ class Eagle3:
 
     The flags are those of the `speculators` format, all off in the paper's heads. `norm_before_residual`: the layer adds
     to the normed state. `norm_output`: a row's output is fed back after the final norm. Before the matrix, `norm_before_fc`
-    norms all tapped states as one vector, then `fc_norm` each of them.
+    norms all tapped states as one vector, then `fc_norm` each of them. `start` says where training begins: weights drawn
+    anew, as published, or the target's last layer, behind its deepest tap.
     """
 
     taps: tuple[Tap, ...]
@@ -57,9 +58,12 @@ class Eagle3:
     fc_norm: bool = False
     norm_before_fc: bool = False
     layer: Decoder | None = None  # the shape of its layer; None: a Llama layer as wide as the target's
+    start: Literal["drawn", "target"] = "drawn"
 
     def __post_init__(self):
         check_tree(self.tree, self.law, self.head.size)
+        if self.start not in ("drawn", "target"):
+            raise ValueError(f"start is {self.start!r}; it must be 'drawn' or 'target'")
         twice = sorted({str(tap) for tap in self.taps if self.taps.count(tap) > 1})
         if twice or not self.taps:
             raise ValueError(f"taps are {self.taps}; name at least one, and none twice (colliding: {', '.join(twice) or '-'})")
@@ -93,9 +97,23 @@ class Eagle3:
     def initial(
         self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]
     ) -> dict[str, Any]:
-        """Drawn anew, but for the head."""
-        head = self.head.initial(target, target_params, counts)
-        return initialise(self.specs(target), key) | {"head": head}
+        """Drawn anew, but for the head, and what `start` takes from the target."""
+        params = initialise(self.specs(target), key) | {"head": self.head.initial(target, target_params, counts)}
+        return params if self.start == "drawn" else params | self.last_layer(target, target_params, params)
+
+    def last_layer(self, target: Decoder, target_params: Any, params: Any) -> dict[str, Any]:
+        """The target's last layer on its deepest tap, passed on as it is; how it reads the token is still as drawn.
+
+        ValueError where the head's layer has another shape.
+        """
+        e, last = target.width, target_params["layers"][-1]
+        if layer_for(target, self.layer) != layer_for(target, None):
+            raise ValueError("the head's layer is not shaped as the target's; it cannot start from it: take start='drawn'")
+        wide = {name: params["layer"][name].at[:, e:].set(last[name]) for name in ("q", "k", "v")}
+        same = {name: jnp.copy(last[name]) for name in params["layer"] if name not in wide}
+        fc = jnp.zeros_like(params["fc"]).at[:, -e:].set(jnp.eye(e, dtype=params["fc"].dtype))
+        norms = {"hidden_norm": jnp.copy(last["attn_norm"]), "norm": jnp.copy(target_params["norm"])}
+        return {"fc": fc, "layer": wide | same} | norms
 
     def fuse(self, ctx: Context, params: Any, features: Float[Array, "B T M E"]) -> Float[Array, "B T E"]:
         """The tapped states as one, low to high."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from sdjax.core.spec import check_params
 from sdjax.core.types import Law
 from sdjax.drafters import eagle3
 from sdjax.drafters.eagle3 import Eagle3, published_taps
@@ -141,6 +142,24 @@ def test_no_array_spans_rows_times_all_steps():
 
 def test_a_chain_at_temperature_1_stays_lossless():
     assert decode(PAPER, 1.0).tokens == plain(1.0)
+
+
+def test_a_start_from_the_target_is_its_last_layer_behind_the_deepest_tap():
+    drafter = replace(PAPER, start="target")
+    params = drafter.initial(TARGET, WEIGHTS, np.ones(TARGET.vocab), jax.random.key(0))
+    check_params(drafter.specs(TARGET), params, "EAGLE-3")
+    trace = traced(PACKED, drafter.taps)
+    ctx = training_context(TARGET, WEIGHTS, trace.batch)
+    np.testing.assert_allclose(drafter.fuse(ctx, params, trace.features), trace.features[:, :, -1], atol=1e-5)
+    last = WEIGHTS["layers"][-1]
+    for name in ("q", "k", "v"):
+        np.testing.assert_array_equal(params["layer"][name][:, TARGET.width :], last[name])
+    for name in ("o", "gate", "up", "down", "mlp_norm"):
+        np.testing.assert_array_equal(params["layer"][name], last[name])
+    with pytest.raises(ValueError, match="not shaped as the target's"):
+        replace(LATER, start="target").initial(TARGET, WEIGHTS, np.ones(TARGET.vocab), jax.random.key(0))
+    with pytest.raises(ValueError, match="must be 'drawn' or 'target'"):
+        replace(PAPER, start="last")
 
 
 def test_taps_and_trees_that_cannot_be_are_named():
