@@ -5,8 +5,8 @@ The texts are the target's own, argmax (t0) and sampled (t1), and its states on 
     ROLL="python -m experiments.rollout --corpora corpora --config configs/rollout"
     $ROLL/smollm2_prompts.py --name smollm2-prompts-t0 --prompts.count 400
     $ROLL/smollm2_prompts.py --name smollm2-prompts-t1 --prompts.skip 400 --prompts.count 400 --warp.temperature 1
-    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 96
-    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 96 --prompts.count 96 --warp.temperature 1
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 640
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 640 --prompts.count 640 --warp.temperature 1
     python -m experiments.features --taps 1 14 26 28 --corpus corpora/NAME --out features/NAME       for each of the four
 
 Others can be added by `--corpora` and `--features`. Without the states, train with an empty `--features`:
