@@ -1,6 +1,7 @@
 """Shared by all tests: float32 products, no deadline for the first (compiling) example, one tiny target."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -30,3 +31,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         drafter = getattr(item, "callspec", None) and item.callspec.params.get("drafter")
         item.add_marker(pytest.mark.xdist_group(type(drafter).__name__ if drafter else item.path.name))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_mappings():
+    """Drops compiled programs behind a file when they hold many memory mappings: Linux allows a process 65,530 of them."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
