@@ -25,7 +25,7 @@ from sdjax.trees.tree import Tree
 
 TARGET = SMOLLM2_135M
 NAMES = ("smollm2-prompts-t0", "smollm2-prompts-t1", "smollm2-stdlib-t0", "smollm2-stdlib-t1")
-CHAIN = Tree.chain(3)  # drafted by all: with the anchor a pass of four tokens, which costs this CPU a tenth more than one
+CHAIN = Tree.chain(3)  # drafted by all: with the anchor four tokens, a width that CPUs run cheaply (make bench-decode)
 VOCABULARY = DraftHead(size=8192)  # the target's rows for its commonest tokens; its whole head is a fifth of a plain step
 
 

@@ -4,7 +4,7 @@
 
 Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py (`FAMILIES` says which). The
 first eight problems chose the checkpoints and are left out. Chains are three deep, as trained; trees stand beside them for
-the best of the heads. Expect an hour on two CPU cores; a sweep that was stopped goes on where it was.
+Medusa and EAGLE-3. A sweep that was stopped goes on where it was.
 """
 
 from configs.shapes import SMOLLM2_135M

@@ -3,7 +3,7 @@
     python -m experiments.train --config configs/train/eagle3_smollm2.py
 
 Three unrolled steps for the CPU's sake, as `speculators` has them; the paper's are seven. The head stays the
-target's rows, and the layer starts as the target's last: so few tokens do not pay for learning either.
+target's rows, and the layer starts as the target's last: the token budget is small.
 Texts, token budget and the commands that make the corpora are in configs/smollm2.py.
 """
 

@@ -97,11 +97,12 @@ def against_target(
 
     `judge` are the rows of the target's head for the draft vocabulary. Returns the cross-entropy with the target's law,
     which is cut to the draft vocabulary and renormalised; whether the argmax is the target's; and whether the target's
-    argmax lies in the draft vocabulary at all. The whole vocabulary's logits serve the argmax alone: none of the backward
-    pass needs them.
+    argmax lies in the draft vocabulary at all. With a draft vocabulary the whole one's logits serve the argmax alone: the
+    backward pass does not need them.
     """
-    best, inside = own_tokens(ids, jnp.argmax(ctx.target.unembed(ctx.target_params, hidden), -1))
+    whole = ctx.target.unembed(ctx.target_params, hidden)
+    best, inside = own_tokens(ids, jnp.argmax(whole, -1))
     agrees = inside[:, None] & (jnp.argmax(logits, -1) == best[:, None])
-    teacher = lax.stop_gradient(linear(hidden, judge).astype(jnp.float32))
+    teacher = lax.stop_gradient(whole if ids is None else linear(hidden, judge).astype(jnp.float32))
     as_float = lambda x: x.astype(jnp.float32)
     return soft_cross_entropy(logits, teacher[:, None]), as_float(agrees), as_float(inside)
