@@ -7,7 +7,7 @@ t4_over_t1 (5, 8, 12, 16)  a step that verifies 4 (…) tokens, over a plain one
                           weight bytes / (0.65 × bandwidth), so a faster plain step does not worsen the ratio
 overhead_fraction         what a step of plain decoding spends outside the target's forward pass
 compile_s                 compiling prefill and decode loop of one bucket, no persistent cache
-step_time_capacity_ratio  a plain step with 4096 cache rows over one with 1024, equally filled
+step_time_capacity_ratio  a plain step where caches may grow to 4096 rows over one with 1024, equally filled
 peak_extra_mb             high-water mark of decoding, less memory after loading and the caches
 """
 
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import sdjax
-from sdjax.core.cache import Cache, with_prefix
+from sdjax.core.cache import Cache
 from sdjax.core.sampling import Warp
 from sdjax.decode.generate import prefill, run, start
 from sdjax.decode.state import Loop, Params, State
@@ -66,8 +66,8 @@ def loop_timer(target: Decoder, weights: Any, drafter: Drafter, capacity: int) -
     prompt = [list(range(100, 100 + FILLED))]
 
     def fresh() -> State:
-        state, lengths = start(loop, prompt, ROUNDS * (drafter.depth + 1) + 2, [0], capacity)
-        return jax.block_until_ready(with_prefix(prefill(loop, params, with_prefix(state, 256), lengths), 256))
+        state, lengths = start(loop, prompt, ROUNDS * (drafter.depth + 1) + 2, [0], capacity, rows=256)
+        return jax.block_until_ready(prefill(loop, params, state, lengths))
 
     def call() -> None:
         jax.block_until_ready(run(loop, params, held.pop(), jnp.int32(ROUNDS)))
@@ -99,7 +99,7 @@ def forwards(target: Decoder, width: int, weights: Any, cache: Cache, tokens: An
 
 def forward_timer(target: Decoder, weights: Any, width: int) -> Timer:
     """The target's forward pass alone."""
-    cache = with_prefix(target.empty_cache(1, 1024), 256).replace(length=jnp.full(1, FILLED, jnp.int32))
+    cache = target.empty_cache(1, 256).replace(length=jnp.full(1, FILLED, jnp.int32))
     tokens = jnp.arange(width, dtype=jnp.int32)[None]
 
     def call() -> None:
@@ -129,10 +129,10 @@ def peak_extra_mb(target: Decoder, weights: Any) -> float:
     prompt = [list(range(100, 100 + FILLED))]
 
     def once() -> int:
-        state, lengths = start(loop, prompt, 64, [0], 1024)
+        state, lengths = start(loop, prompt, 64, [0], 1024, rows=256)
         size = sum(x.nbytes for x in jax.tree.leaves(state.cache))
-        state = prefill(loop, params, with_prefix(state, 256), lengths)
-        jax.block_until_ready(run(loop, params, with_prefix(state, 256), jnp.int32(ROUNDS)))
+        state = prefill(loop, params, state, lengths)
+        jax.block_until_ready(run(loop, params, state, jnp.int32(ROUNDS)))
         return size
 
     once()

@@ -32,7 +32,7 @@ import sdjax
 from experiments.bench_decode import FILLED, loop_timer
 from experiments.bench_train import configs_of, rounded
 from experiments.launch import decode_in_float32
-from sdjax.core.cache import Cache, with_prefix
+from sdjax.core.cache import Cache, with_rows
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Committed
 from sdjax.decode.state import Loop, Params, State
@@ -155,7 +155,7 @@ def filled(loop: Loop) -> State:
     full = lambda x: x.replace(length=length) if is_cache(x) else x
     state = jax.tree.map(full, loop.empty(1, CAPACITY, 1).replace(p=length), is_leaf=is_cache)
     draw = lambda x: jax.random.normal(key, x.shape, x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-    return with_prefix(state.replace(drafter=jax.tree.map(draw, state.drafter)), PREFIX)
+    return with_rows(state.replace(drafter=jax.tree.map(draw, state.drafter)), PREFIX)
 
 
 def committed(loop: Loop) -> Committed:

@@ -24,7 +24,7 @@ class TargetConfig:
     name: str = "smollm2-135m"
     """A known name, a GGUF file, a folder in Hugging Face layout, or a Hub id."""
     dtype: str = "float32"
-    """float32 (where equality is promised) or bfloat16."""
+    """float32 (where equality is promised), bfloat16, or mixed: bfloat16 matrices and float32 else, for CPUs that have AMX."""
 
 
 @dataclass(frozen=True)

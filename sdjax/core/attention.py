@@ -19,13 +19,13 @@ NEVER = -1e30  # finite: a padding row that sees nothing stays finite instead of
 WIDE = 64  # queries from which scores are too large for a CPU's caches
 
 
-def cache_mask(length: Int[Array, " B"], prefix: int, positions: Int[Array, "B T"], window: int | None) -> Bool[Array, "B t S"]:
+def cache_mask(length: Int[Array, " B"], rows: int, positions: Int[Array, "B T"], window: int | None) -> Bool[Array, "B t S"]:
     """Which cache rows each query sees: the committed ones, within `window` of it (t = 1 without a window)."""
-    rows = jnp.arange(prefix)
-    seen = (rows < length[:, None])[:, None]
+    row = jnp.arange(rows)
+    seen = (row < length[:, None])[:, None]
     if window is None:
         return seen
-    return seen & (positions[:, :, None] - rows < window)
+    return seen & (positions[:, :, None] - row < window)
 
 
 def block_mask(
@@ -47,12 +47,11 @@ def attend(
 ) -> Float[Array, "B T H K"]:
     """Softmax attention over both segments at once; scores and softmax are float32.
 
-    `cache` may be longer than `seen`: its first S rows are read. `block` is scratch rows, then the new tokens.
+    `block` is scratch rows, then the new tokens.
     """
-    t, groups, prefix = q.shape[1], cache.k.shape[1], seen.shape[-1]
+    t, groups = q.shape[1], cache.k.shape[1]
     shared = q.shape[2] // groups
     queries = fold_heads(q * scale, groups)
-    cache = KV(cache.k[:, :, :prefix], cache.v[:, :, :prefix])
     over = one_by_one if t >= WIDE else jax.vmap
 
     def of_sequence(q: Array, cache: KV, seen: Array, block: KV, mask: Array) -> Array:

@@ -29,13 +29,11 @@ class Staged:
 class Cache:
     """Committed keys and values: row s of sequence b is position s, for s < length[b].
 
-    `prefix` is static: attention reads rows 0..prefix-1 and no more, so the cost of a step follows the
-    bucket that covers the longest sequence, not the capacity. Every length must be ≤ prefix when read.
+    Attention reads all rows, so a cache has as many as its longest sequence needs and grows, by `with_rows`, with it.
     """
 
     layers: list[KV]
     length: Int[Array, " B"]
-    prefix: int = struct.field(pytree_node=False)
 
     @property
     def capacity(self) -> int:
@@ -46,14 +44,19 @@ def empty_cache(layers: int, batch: int, kv_heads: int, capacity: int, head_widt
     """A cache of `capacity` rows a sequence, with nothing committed."""
     shape = (batch, kv_heads, capacity, head_width)
     kv = [KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers)]
-    return Cache(kv, jnp.zeros(batch, jnp.int32), capacity)
+    return Cache(kv, jnp.zeros(batch, jnp.int32))
 
 
-def with_prefix(tree: Any, prefix: int) -> Any:
-    """The same state, with every cache in it read up to row `prefix` (at most its capacity)."""
-    is_cache = lambda x: isinstance(x, Cache)
-    resize = lambda x: x.replace(prefix=min(prefix, x.capacity)) if is_cache(x) else x
-    return jax.tree.map(resize, tree, is_leaf=is_cache)
+def with_rows(tree: Any, rows: int) -> Any:
+    """The same state, with `rows` rows in every cache: those that were there, and zeros. No length may exceed `rows`."""
+
+    def resized(x: Float[Array, "B G S K"]) -> Float[Array, "B G r K"]:
+        return jnp.pad(x[:, :, :rows], ((0, 0), (0, 0), (0, max(rows - x.shape[2], 0)), (0, 0)))
+
+    def resize(x: Any) -> Any:
+        return x.replace(layers=jax.tree.map(resized, x.layers)) if isinstance(x, Cache) and x.capacity != rows else x
+
+    return jax.tree.map(resize, tree, is_leaf=lambda x: isinstance(x, Cache))
 
 
 def commit(cache: Cache, staged: Staged, path: Int[Array, "B A"], count: Int[Array, " B"]) -> Cache:

@@ -2,23 +2,62 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 WIDE = 128  # rows from which x Wᵀ was measured to be as fast on a CPU as the narrow form, at 256 up to half as fast again
+FEWEST = 4  # rows of a bfloat16 product: with fewer, XLA's CPU backend does not reach the processor's matrix units
 
 
 def linear(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
-    """x Wᵀ (+ bias), weights stored [out, in]: the product that is fastest on the platform at hand."""
-    wide = math.prod(x.shape[:-1]) >= WIDE
-    y = row_major(x, w) if wide else lax.platform_dependent(x, w, cpu=feature_major, default=row_major)
+    """x Wᵀ (+ bias), weights stored [out, in], in the type of x and w together."""
+    return product(x, w, bias).astype(jnp.result_type(x, w))
+
+
+def product(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
+    """x Wᵀ (+ bias), float32, by the form that is fastest on the platform at hand."""
+    if w.dtype == jnp.bfloat16:
+        y = halves(x, w)
+    elif math.prod(x.shape[:-1]) >= WIDE:
+        y = row_major(x, w)
+    else:
+        y = lax.platform_dependent(x, w, cpu=feature_major, default=row_major).astype(jnp.float32)
     return y if bias is None else y + bias
+
+
+@jax.custom_vjp
+def halves(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
+    """The product of factors rounded to bfloat16, summed in float32, and the same for its gradient."""
+    return lax.platform_dependent(x.astype(w.dtype), w, cpu=in_fours, default=row_major)
+
+
+def halves_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return halves(x, w), (x, w)
+
+
+def halves_backward(kept: tuple[Array, Array], g: Float[Array, "... o"]) -> tuple[Array, Array]:
+    x, w = kept
+    g = g.astype(w.dtype)
+    flat = lambda y: y.reshape(-1, y.shape[-1]).astype(w.dtype)
+    return einsum_f32("...o,oi->...i", g, w).astype(x.dtype), einsum_f32("no,ni->oi", flat(g), flat(x)).astype(w.dtype)
+
+
+halves.defvjp(halves_forward, halves_backward)
+
+
+def in_fours(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
+    """x Wᵀ with at least FEWEST rows, the missing ones zeros."""
+    *batch, width = x.shape
+    rows = math.prod(batch)
+    padded = jnp.pad(x.reshape(rows, width), ((0, max(FEWEST - rows, 0)), (0, 0)))
+    return row_major(padded, w)[:rows].reshape(*batch, -1)
 
 
 def row_major(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
     """x Wᵀ as it stands."""
-    return jnp.einsum("...i,oi->...o", x, w)
+    return einsum_f32("...i,oi->...o", x, w)
 
 
 def feature_major(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
@@ -38,9 +77,5 @@ def feature_major(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Arr
 
 
 def einsum_f32(equation: str, a: Array, b: Array) -> Array:
-    """einsum with a float32 result. XLA's CPU backend has no such product of bfloat16 factors: there they are widened."""
-    if a.dtype == b.dtype == jnp.float32:
-        return jnp.einsum(equation, a, b)
-    narrow = lambda a, b: jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
-    wide = lambda a, b: jnp.einsum(equation, a.astype(jnp.float32), b.astype(jnp.float32))
-    return lax.platform_dependent(a, b, cpu=wide, default=narrow)
+    """einsum with a float32 result, whatever its factors' type."""
+    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from sdjax.core.cache import with_prefix
+from sdjax.core.cache import with_rows
 from sdjax.core.metrics import Steps
 from sdjax.core.spec import check_params
 from sdjax.core.types import Records
@@ -21,7 +21,7 @@ from sdjax.decode.state import Loop, Params, State, as_integer
 from sdjax.decode.step import step
 from sdjax.mesh.layout import Layout
 
-LEAST_PREFIX = 256
+LEAST_ROWS = 256
 MAX_ROUNDS = 1 << 30
 
 
@@ -38,11 +38,11 @@ class Generation:
 
 @partial(jax.jit, static_argnames="loop", donate_argnames="state")
 def run(loop: Loop, params: Params, state: State, max_rounds: Int[Array, ""]) -> State:
-    """Steps until every sequence is done, max_rounds have run, or one outgrows the prefix that attention reads."""
+    """Steps until every sequence is done, max_rounds have run, or the caches have no room for one's next step."""
     stop_at = state.step + max_rounds
 
     def goes_on(state: State) -> Array:
-        fits = jnp.all(state.done | (state.p <= state.cache.prefix))
+        fits = jnp.all(state.done | (state.p + overhang(loop) <= state.cache.capacity))
         return fits & ~jnp.all(state.done) & (state.step < stop_at)
 
     return lax.while_loop(goes_on, lambda state: step(loop, params, state), state)
@@ -61,9 +61,11 @@ def generate(
 ) -> Generation:
     """Generates at most `max_new` tokens behind each prompt (a batch of one or more, ragged).
 
-    `seeds` key each sequence's noise, modulo 2³² (default 0, 1, ...). `capacity` is the cache's rows (default: what is
-    needed, rounded up to a bucket). With `watch`, the host reads the new tokens so far after every `max_rounds` steps;
-    the seconds spent in it are in no figure. A `layout` puts the state on its mesh, where `params` must be already.
+    `seeds` key each sequence's noise, modulo 2³² (default 0, 1, ...). `capacity` is how many rows the caches may grow to
+    (default: what is needed, rounded up to a bucket). With `watch`, the host reads the new tokens so far after every
+    `max_rounds` steps; the seconds spent in it are in no figure. A `layout` puts the state on its mesh, where `params`
+    must be already.
+
     Raises ValueError, before anything compiles, for parameters that do not fit, a rule that is not made for the draft,
     and a prompt that is empty, too long or outside the vocabulary.
     """
@@ -72,15 +74,18 @@ def generate(
         raise ValueError(f"max_rounds is {max_rounds}; it must lie in 1..{MAX_ROUNDS}")
     check_params(loop.target.specs(), params.target, "the target")
     check_params(loop.drafter.specs(loop.target), params.drafter, f"the drafter {type(loop.drafter).__name__}")
-    state, lengths = start(loop, prompts, max_new, seeds, rows_for(loop, prompts, max_new, capacity), layout)
+    capacity = rows_for(loop, prompts, max_new, capacity)
+    longest = max(map(len, prompts))
+    state, lengths = start(loop, prompts, max_new, seeds, capacity, layout, rows_at_first(loop, longest, capacity))
     # Tracing the step now lets a rule refuse the draft before prefill is compiled and run; the trace is used again below.
-    run.eval_shape(loop, params, with_prefix(state, next_prefix(lengths, state)), jnp.int32(max_rounds))
+    grown = jax.eval_shape(lambda: with_rows(state, next_rows(loop, lengths, state)))
+    run.eval_shape(loop, params, grown, jnp.int32(max_rounds))
     begin = time.perf_counter()
-    state = jax.block_until_ready(prefill(loop, params, with_prefix(state, bucket(max(map(len, prompts)))), lengths))
+    state = jax.block_until_ready(prefill(loop, params, state, lengths))
     prefill_seconds, decode_seconds = time.perf_counter() - begin, 0.0
     while not np.all(state.done):
-        state = with_prefix(state, next_prefix(state.p, state))
         begin = time.perf_counter()
+        state = with_rows(state, next_rows(loop, state.p, state))
         state = jax.block_until_ready(run(loop, params, state, jnp.int32(max_rounds)))
         decode_seconds += time.perf_counter() - begin
         if watch:
@@ -131,7 +136,12 @@ def rows_for(loop: Loop, prompts: Sequence[Sequence[int]], max_new: int, capacit
 def rows_needed(loop: Loop, prompts: Sequence[Sequence[int]], max_new: int) -> int:
     """Cache rows that a run touches: prompts padded to whole chunks, and room for a step's overhang."""
     longest = max(map(len, prompts))
-    return max(round_up(longest, loop.chunk), longest + max_new + loop.drafter.depth + 1)
+    return max(round_up(longest, loop.chunk), longest + max_new - 1 + overhang(loop))
+
+
+def overhang(loop: Loop) -> int:
+    """Rows from the anchor's on that a step may touch: the longest path's, and one more."""
+    return loop.drafter.depth + 2
 
 
 def round_up(n: int, unit: int) -> int:
@@ -139,14 +149,20 @@ def round_up(n: int, unit: int) -> int:
 
 
 def bucket(n: int) -> int:
-    """The power of two that holds n, at least LEAST_PREFIX: one program is compiled for each."""
-    return max(LEAST_PREFIX, 1 << (n - 1).bit_length())
+    """The power of two that holds n, at least LEAST_ROWS: one program is compiled for each."""
+    return max(LEAST_ROWS, 1 << (n - 1).bit_length())
 
 
-def next_prefix(p: Int[Array, " B"], state: State) -> int:
-    """A bucket with room to grow for the longest sequence still running at p, and no larger than its end needs."""
+def rows_at_first(loop: Loop, longest: int, capacity: int) -> int:
+    """Cache rows for prefill."""
+    return min(max(bucket(longest), round_up(longest, loop.chunk)), capacity)
+
+
+def next_rows(loop: Loop, p: Int[Array, " B"], state: State) -> int:
+    """Cache rows with room to grow for the longest sequence still running at p, and no more than its end needs."""
     running = ~np.asarray(state.done)
-    return bucket(int(min(np.asarray(p)[running].max() + LEAST_PREFIX // 2, np.asarray(state.last)[running].max())))
+    end = min(np.asarray(p)[running].max() + LEAST_ROWS // 2, np.asarray(state.last)[running].max())
+    return min(bucket(int(end) + overhang(loop)), state.tokens.shape[1])
 
 
 def start(
@@ -156,8 +172,9 @@ def start(
     seeds: Sequence[int] | None,
     capacity: int,
     layout: Layout | None = None,
+    rows: int | None = None,
 ) -> tuple[State, Int[Array, " B"]]:
-    """The state that holds the prompts, and their lengths."""
+    """The state that holds the prompts, its caches having `rows` rows (default: `capacity`), and the prompts' lengths."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     tokens = np.zeros((len(prompts), capacity), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
@@ -165,7 +182,7 @@ def start(
     seeds = range(len(prompts)) if seeds is None else [as_integer(seed, "a seed") % 2**32 for seed in seeds]
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds")
-    state = empty_state(layout, loop, len(prompts), capacity, 1 << (max_new - 1).bit_length())
+    state = empty_state(layout, loop, len(prompts), capacity, rows or capacity, 1 << (max_new - 1).bit_length())
     state = state.replace(
         tokens=jnp.asarray(tokens),
         last=jnp.asarray(lengths + max_new - 1),

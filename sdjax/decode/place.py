@@ -6,6 +6,7 @@ the compiler.
 
 import jax
 
+from sdjax.core.cache import with_rows
 from sdjax.decode.state import Loop, Params, State
 from sdjax.mesh.layout import Layout
 
@@ -22,9 +23,9 @@ def state_shardings(layout: Layout, loop: Loop, state: State) -> State:
     return layout.state(state).replace(drafter=own.state(state.drafter))
 
 
-def empty_state(layout: Layout | None, loop: Loop, batch: int, capacity: int, max_steps: int) -> State:
-    """`loop.empty`, made on the mesh: no device ever holds more than its own part."""
-    make = lambda: loop.empty(batch, capacity, max_steps)
+def empty_state(layout: Layout | None, loop: Loop, batch: int, capacity: int, rows: int, max_steps: int) -> State:
+    """`loop.empty` with caches of `rows` rows, made on the mesh: no device ever holds more than its own part."""
+    make = lambda: with_rows(loop.empty(batch, capacity, max_steps), rows)
     if layout is None:
         return make()
     return jax.jit(make, out_shardings=state_shardings(layout, loop, jax.eval_shape(make)))()

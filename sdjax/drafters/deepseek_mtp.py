@@ -84,7 +84,7 @@ class DeepSeekMTP:
         if self.tap not in ("final", target.layers - 1):
             raise ValueError(f"tap is {self.tap!r}; the target's last state is 'final', or {target.layers - 1} before its norm")
         check_tree(self.tree, self.law, self.head.size or target.vocab)
-        e, dtype, whole = target.width, jnp.dtype(target.dtype), one_layer(target).specs()
+        e, dtype, whole = target.width, target.matrix_dtype, one_layer(target).specs()
         norm = Spec((e,), dtype, ("embed",), ones)
         fuse = Spec((e, 2 * e), dtype, ("embed", None), normal())
         module = {"embed_norm": norm, "hidden_norm": norm, "fuse": fuse, "layer": whole["layers"][0], "norm": whole["norm"]}
@@ -242,7 +242,7 @@ def fuse(ctx: Context, module: Any, tokens: Int[Array, "B T"], above: Float[Arra
 
 def layer_cache(cache: Cache, layer: int, length: Int[Array, " B"]) -> Cache:
     """One layer of a cache as a cache, `length` of its rows committed."""
-    return Cache([cache.layers[layer]], length, cache.prefix)
+    return Cache([cache.layers[layer]], length)
 
 
 def append_from(cache: Cache, staged: Staged, first: Int[Array, " B"], count: Int[Array, " B"]) -> Cache:

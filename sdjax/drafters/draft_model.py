@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from sdjax.core.cache import Cache, Staged, commit
-from sdjax.core.linear import linear
+from sdjax.core.linear import product
 from sdjax.core.spec import initialise
 from sdjax.core.types import Committed, Context, Draft, Trace
 from sdjax.drafters.base import check_length
@@ -122,7 +122,7 @@ class DraftModel:
             agrees = drafted & (jnp.argmax(logits, -1) == best)
             if self.objective == "text":
                 return cross_entropy(logits, place), agrees.astype(jnp.float32)
-            cut = teacher if judge is None else linear(theirs, judge).astype(jnp.float32)
+            cut = teacher if judge is None else product(theirs, judge)
             return distance[self.objective](logits, cut), agrees.astype(jnp.float32)
 
         loss, agrees = in_chunks(of_rows, (flatten(hidden), flatten(trace.hidden), flatten(place)), flatten(weight))

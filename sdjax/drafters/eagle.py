@@ -57,7 +57,7 @@ class Eagle:
 
     def specs(self, target: Decoder) -> dict[str, Any]:
         check_tree(self.tree, self.law, target.vocab)
-        e, dtype = target.width, jnp.dtype(target.dtype)
+        e, dtype = target.width, target.matrix_dtype
         fc = {"fc": Spec((e, 2 * e), dtype, ("embed", None), normal())}
         if self.fc_bias:
             fc["fc_bias"] = Spec((e,), dtype, ("embed",), zeros)

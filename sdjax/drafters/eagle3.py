@@ -84,7 +84,7 @@ class Eagle3:
         lacking = [tap for tap in self.taps if tap not in there]
         if lacking:
             raise ValueError(f"the target has no taps {lacking}; it has 'embed', 0..{target.layers - 1} and 'final'")
-        e, m, dtype = target.width, len(self.taps), jnp.dtype(target.dtype)
+        e, m, dtype = target.width, len(self.taps), target.matrix_dtype
         norms: dict[str, tuple[int, ...]] = {name: (e,) for name in ("input_norm", "hidden_norm", "norm")}
         norms |= {"joined_norm": (m * e,)} if self.norm_before_fc else {}
         norms |= {"fc_norm": (m, e)} if self.fc_norm else {}

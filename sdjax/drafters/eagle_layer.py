@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.attention import cache_mask
 from sdjax.core.cache import Cache, Staged, commit
-from sdjax.core.linear import linear
+from sdjax.core.linear import product
 from sdjax.core.spec import Spec
 from sdjax.core.types import Committed, Context, rows
 from sdjax.drafters.head import own_tokens
@@ -34,7 +34,7 @@ def layer_for(target: Decoder, layer: Decoder | None) -> Decoder:
     """The shape of a head's layer: `layer`, or a Llama layer (no biases, no norms of queries and keys) as the target's."""
     if layer is None:
         return replace(target, layers=1, windows=(), qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False)
-    for name in ("width", "dtype"):
+    for name in ("width", "precision"):
         own, given = getattr(layer, name), getattr(target, name)
         if own != given:
             raise ValueError(f"the head's layer has {name} {own}, the target {given}; states are passed on, so make them equal")
@@ -58,7 +58,7 @@ def run_layer(
     scratch: Staged | None,
 ) -> tuple[Float[Array, "B T E"], Staged]:
     """Attention of `x` to cache, scratch and itself, added to `residual`; then the MLP. No final norm."""
-    masks = (cache_mask(cache.length, cache.prefix, positions, None), mask)
+    masks = (cache_mask(cache.length, cache.capacity, positions, None), mask)
     before = None if scratch is None else scratch.layers[0]
     angles = layer.rope.angles(positions, layer.head_width)
     mixed, kv = layer.attention(p, x, angles, cache.layers[0], before, masks)
@@ -103,6 +103,6 @@ def against_target(
     whole = ctx.target.unembed(ctx.target_params, hidden)
     best, inside = own_tokens(ids, jnp.argmax(whole, -1))
     agrees = inside[:, None] & (jnp.argmax(logits, -1) == best[:, None])
-    teacher = lax.stop_gradient(whole if ids is None else linear(hidden, judge).astype(jnp.float32))
+    teacher = lax.stop_gradient(whole if ids is None else product(hidden, judge))
     as_float = lambda x: x.astype(jnp.float32)
     return soft_cross_entropy(logits, teacher[:, None]), as_float(agrees), as_float(inside)

@@ -74,14 +74,14 @@ class Gloeckle:
         if target.layers != self.layers:
             raise ValueError(f"made for a target of {self.layers} layers, this one has {target.layers}; set layers to that")
         check_tree(self.tree, self.law, self.head.size or target.vocab)
-        square = Spec((target.width, target.width), jnp.dtype(target.dtype), ("embed", None), normal())
+        square = Spec((target.width, target.width), target.matrix_dtype, ("embed", None), normal())
         head = {"matrix": square} if self.variant == "linear" else one_layer(target).specs()["layers"][0]
         own = self.head.specs(target)
         return {"heads": [head] * self.heads} | ({"head": own} if own else {})
 
     def initial(self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]) -> Any:
         """Every head starts as the target's last layer, or as the identity."""
-        eye = {"matrix": jnp.eye(target.width, dtype=target.dtype)}
+        eye = {"matrix": jnp.eye(target.width, dtype=target.matrix_dtype)}
         first = eye if self.variant == "linear" else target_params["layers"][-1]
         own = self.head.initial(target, target_params, counts)
         return {"heads": [jax.tree.map(jnp.copy, first) for _ in range(self.heads)]} | ({"head": own} if own else {})

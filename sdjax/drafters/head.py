@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from sdjax.core.linear import linear
+from sdjax.core.linear import product
 from sdjax.core.spec import Spec, normal, zeros
 from sdjax.core.types import Context
 from sdjax.targets.decoder import Decoder
@@ -48,9 +48,9 @@ class DraftHead:
             specs["ids"] = Spec((size,), jnp.int32, (None,), spread_over(target.vocab), trainable=False)
         if self.trained or self.size is not None:
             shape = (size, target.width)
-            specs["weight"] = Spec(shape, jnp.dtype(target.dtype), ("vocab", "embed"), normal(), trainable=self.trained)
+            specs["weight"] = Spec(shape, target.matrix_dtype, ("vocab", "embed"), normal(), trainable=self.trained)
         if self.bias:
-            specs["bias"] = Spec((size,), jnp.dtype(target.dtype), ("vocab",), zeros)
+            specs["bias"] = Spec((size,), target.matrix_dtype, ("vocab",), zeros)
         return specs
 
     def initial(self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"]) -> dict[str, Array]:
@@ -69,7 +69,7 @@ class DraftHead:
         """float32, over the drafter's own vocabulary (D tokens)."""
         if "weight" not in params:
             return ctx.target.unembed(ctx.target_params, hidden)
-        return linear(hidden, params["weight"], params.get("bias")).astype(jnp.float32)
+        return product(hidden, params["weight"], params.get("bias"))
 
     def teacher_rows(self, ctx: Context, params: dict[str, Array]) -> Float[Array, "D E"]:
         """The target's matrix for the drafter's tokens: its logits are `linear` of a final state with it, as float32.

@@ -235,7 +235,7 @@ class HydraPlus:
 
 def first_specs(target: Decoder, parts: int) -> dict[str, Any]:
     """The first block on `parts` vectors: R and A are kept apart by part; A starts at zero, R is random."""
-    e, dtype = target.width, jnp.dtype(target.dtype)
+    e, dtype = target.width, target.matrix_dtype
     matrices = lambda init: [Spec((e, e), dtype, (None, "embed"), init) for _ in range(parts)]
     bias = Spec((e,), dtype, (None,), zeros)
     return {"r": matrices(normal((3 * parts * e) ** -0.5)), "r_bias": bias, "a": matrices(zeros), "a_bias": bias}

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sdjax.core.linear import linear
+from sdjax.core.linear import product
 from sdjax.core.spec import Spec, zeros
 from sdjax.core.types import Context, Trace, rows
 from sdjax.drafters.head import DraftHead, own_tokens
@@ -34,14 +34,14 @@ def check_heads(tree: Tree, heads: int | None, layers: int, head: DraftHead, own
 
 def block_specs(target: Decoder, count: int) -> list[dict[str, Spec]]:
     """Residual blocks that are the identity until trained."""
-    e, dtype = target.width, jnp.dtype(target.dtype)
+    e, dtype = target.width, target.matrix_dtype
     block = {"w": Spec((e, e), dtype, (None, "embed"), zeros), "b": Spec((e,), dtype, (None,), zeros)}
     return [dict(block) for _ in range(count)]
 
 
 def residual_block(block: dict[str, Array], x: Float[Array, "... E"]) -> Float[Array, "... E"]:
     """SiLU(W x + b) + x."""
-    return jax.nn.silu(linear(x, block["w"], block["b"])) + x
+    return jax.nn.silu(product(x, block["w"], block["b"])).astype(x.dtype) + x
 
 
 def matrix_specs(head: DraftHead, target: Decoder, heads: int, own_heads: bool) -> list[dict[str, Spec]]:
@@ -100,7 +100,7 @@ def judge_head(
         if text:
             out["text"] = cross_entropy(logits, place)
         if judge is not None:
-            law = lax.stop_gradient(linear(theirs, judge)).astype(jnp.float32)
+            law = lax.stop_gradient(product(theirs, judge))
             out["teacher"] = soft_cross_entropy(logits, law)
         return out
 

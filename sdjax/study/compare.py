@@ -130,7 +130,7 @@ class Comparison:
         for arm in {arm.key: arm for arm, _ in left}.values():
             screen.status(f"compiling {arm.label}")
             mine = [[item.tokens for item in batch] for other, batch in left if other.key == arm.key]
-            for shapes in shapes_of(mine, capacity, self.settings.max_new):
+            for shapes in shapes_of(arm.loop, mine, capacity, self.settings.max_new):
                 warm_up(arm, shapes)
 
     def measure_costs(self, plan: Sequence[tuple[Arm, Batch]], capacity: int, folder: RunFolder, screen: Screen) -> None:

@@ -117,7 +117,7 @@ def with_weights(name: str, method: Method, model: Model) -> tuple[Any, Params]:
         if method.drafter.specs(model.target):
             raise ValueError(f"method {name!r} needs weights; give methods.{name}.weights a model's name or path")
         return method.drafter, Params(model.params, {})
-    draft = load(method.weights, model.target.dtype)
+    draft = load(method.weights, model.target.precision)
     try:
         drafter = replace(method.drafter, model=draft.target)
     except TypeError as error:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from sdjax.core.cache import with_prefix
+from sdjax.core.cache import with_rows
 from sdjax.core.types import Draft
-from sdjax.decode.generate import LEAST_PREFIX, bucket, next_prefix, prefill, run, start
+from sdjax.decode.generate import LEAST_ROWS, bucket, next_rows, overhang, prefill, rows_at_first, run, start
 from sdjax.decode.state import Loop, Params, State
 from sdjax.study.methods import Arm
 from sdjax.trees.tree import ancestor_mask
@@ -37,25 +37,26 @@ class Costs:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What decides which programs are compiled: rows of a batch, cache rows, token cap, prefixes that attention reads."""
+    """What decides which programs are compiled: sequences of a batch, token cap, and how many rows the caches may have."""
 
     batch: int
     capacity: int
     max_new: int
-    prefill_prefixes: frozenset[int]
-    run_prefixes: frozenset[int]
+    prefill_rows: frozenset[int]
+    run_rows: frozenset[int]
 
 
-def shapes_of(batches: Iterable[Sequence[Sequence[int]]], capacity: int, max_new: int) -> list[Shapes]:
+def shapes_of(loop: Loop, batches: Iterable[Sequence[Sequence[int]]], capacity: int, max_new: int) -> list[Shapes]:
     """The shapes that decoding these batches of prompts will meet, one entry for each number of rows."""
     found: dict[int, tuple[set[int], set[int]]] = {}
     for batch in batches:
         lengths = [len(prompt) for prompt in batch]
         at_prefill, at_run = found.setdefault(len(batch), (set(), set()))
-        at_prefill.add(min(bucket(max(lengths)), capacity))
+        at_prefill.add(rows_at_first(loop, max(lengths), capacity))
         last = [length + max_new - 1 for length in lengths]
-        size = bucket(min(min(n + LEAST_PREFIX // 2, end) for n, end in zip(lengths, last, strict=True)))
-        while size < 2 * bucket(max(last)):
+        ends = min(min(n + LEAST_ROWS // 2, end) for n, end in zip(lengths, last, strict=True))
+        size = bucket(ends + overhang(loop))
+        while size < 2 * bucket(max(last) + overhang(loop)):
             at_run.add(min(size, capacity))
             size *= 2
     return [Shapes(rows, capacity, max_new, frozenset(a), frozenset(b)) for rows, (a, b) in found.items()]
@@ -64,11 +65,12 @@ def shapes_of(batches: Iterable[Sequence[Sequence[int]]], capacity: int, max_new
 def warm_up(arm: Arm, shapes: Shapes) -> None:
     """Compiles what decoding these shapes needs, and runs each program once."""
     prompts = [[0]] * shapes.batch
-    for prefix in sorted(shapes.prefill_prefixes):
-        state, lengths = start(arm.loop, prompts, shapes.max_new, None, shapes.capacity)
-        state = prefill(arm.loop, arm.params, with_prefix(state, prefix), lengths)
-    for prefix in sorted(shapes.run_prefixes):
-        state = run(arm.loop, arm.params, with_prefix(state, prefix), jnp.int32(1))
+    for first in sorted(shapes.prefill_rows):
+        state, lengths = start(arm.loop, prompts, shapes.max_new, None, shapes.capacity, rows=first)
+        state = prefill(arm.loop, arm.params, state, lengths)
+        jax.block_until_ready([with_rows(state, rows) for rows in shapes.run_rows])
+    for rows in sorted(shapes.run_rows):
+        state = run(arm.loop, arm.params, with_rows(state, rows), jnp.int32(1))
     jax.block_until_ready(state)
 
 
@@ -155,10 +157,12 @@ class Clocks:
 
 
 def prefilled(arm: Arm, prompts: Sequence[Sequence[int]], capacity: int, max_new: int) -> State:
-    """The state behind the prompts, read up to the prefix that decoding would take."""
-    state, lengths = start(arm.loop, prompts, max_new, None, capacity)
-    state = prefill(arm.loop, arm.params, with_prefix(state, bucket(int(lengths.max()))), lengths)
-    return with_prefix(state.replace(done=jnp.zeros_like(state.done)), next_prefix(state.p, state))
+    """The state behind the prompts, with the cache rows that decoding would take."""
+    rows = rows_at_first(arm.loop, max(map(len, prompts)), capacity)
+    state, lengths = start(arm.loop, prompts, max_new, None, capacity, rows=rows)
+    state = prefill(arm.loop, arm.params, state, lengths)
+    state = state.replace(done=jnp.zeros_like(state.done))
+    return with_rows(state, next_rows(arm.loop, state.p, state))
 
 
 def seconds(call: Callable[[], Any]) -> float:

@@ -15,10 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.attention import attend, block_mask, cache_mask
 from sdjax.core.cache import KV, Cache, Staged, empty_cache
-from sdjax.core.linear import linear
+from sdjax.core.linear import linear, product
 from sdjax.core.spec import Spec, normal, ones, zeros
 from sdjax.targets.rope import Rope, rotate
 
+PRECISIONS = ("float32", "bfloat16", "mixed")
 Tap = int | str  # i: the residual stream after layer i; "embed"; "final": after the final norm
 
 
@@ -36,7 +37,9 @@ class Decoder:
     """The shape of a model; its parameters are a separate pytree, laid out by `specs`.
 
     `windows` holds a sliding window per layer (None: all positions); empty means no layer has one.
-    `dtype` is that of weights, activations and caches; norms, softmax and logits are float32.
+    `dtype` is that of weights, activations and caches; norms, softmax and logits are float32. `weights`, where given, is
+    the matrices' own type: bfloat16 ones among float32 activations, which are rounded for each product, are what CPUs with
+    matrix units run fastest.
     """
 
     vocab: int
@@ -56,6 +59,7 @@ class Decoder:
     windows: tuple[int | None, ...] = ()
     max_position: int = 8192
     dtype: str = "float32"
+    weights: str | None = None
 
     def __post_init__(self):
         for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_width", "ffw", "max_position"):
@@ -69,21 +73,31 @@ class Decoder:
             raise ValueError(f"head_width is {self.head_width}; rotary embedding needs an even number")
         if self.windows and len(self.windows) != self.layers:
             raise ValueError(f"windows has {len(self.windows)} entries for {self.layers} layers")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}; it must be 'float32' or 'bfloat16'")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"dtype is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+
+    @property
+    def precision(self) -> str:
+        """The name of its types: "mixed" is bfloat16 matrices and float32 else."""
+        named = self.weights in (None, self.dtype)
+        return self.dtype if named else "mixed" if (self.dtype, self.weights) == ("float32", "bfloat16") else f"{self.weights}"
+
+    @property
+    def matrix_dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.weights or self.dtype)
 
     def specs(self) -> dict[str, Any]:
         """The abstract parameter tree: {embed, layers: [...], norm, head unless tied}."""
-        e, h, g, k, f, dtype = self.width, self.heads, self.kv_heads, self.head_width, self.ffw, jnp.dtype(self.dtype)
+        e, h, g, k, f = self.width, self.heads, self.kv_heads, self.head_width, self.ffw
 
         def grain(axes: tuple[str | None, ...]) -> tuple[int, ...]:
             return tuple(k if axis in ("heads", "kv_heads") else 1 for axis in axes)
 
         def matrix(out: int, into: int, axes: tuple[str, str]) -> Spec:
-            return Spec((out, into), dtype, axes, normal(), grain=grain(axes))
+            return Spec((out, into), self.matrix_dtype, axes, normal(), grain=grain(axes))
 
         def vector(size: int, axis: str | None, init=ones) -> Spec:
-            return Spec((size,), dtype, (axis,), init, grain=grain((axis,)))
+            return Spec((size,), jnp.dtype(self.dtype), (axis,), init, grain=grain((axis,)))
 
         def layer() -> dict[str, Spec]:
             block = {
@@ -120,11 +134,11 @@ class Decoder:
         return empty_cache(self.layers, batch, self.kv_heads, capacity, self.head_width, jnp.dtype(self.dtype))
 
     def embed(self, params: Any, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
-        return params["embed"][tokens]
+        return params["embed"][tokens].astype(self.dtype)
 
     def unembed(self, params: Any, hidden: Float[Array, "... E"]) -> Float[Array, "... V"]:
         """Logits, float32. Apart from `forward`, so that prefill has no vocabulary product for every position."""
-        return linear(hidden, params["embed"] if self.tied else params["head"]).astype(jnp.float32)
+        return product(hidden, params["embed"] if self.tied else params["head"])
 
     def forward(
         self,
@@ -142,7 +156,7 @@ class Decoder:
         block_positions = positions if scratch is None else jnp.concatenate([scratch.positions, positions], 1)
         masks = {
             window: (
-                cache_mask(cache.length, cache.prefix, positions, window),
+                cache_mask(cache.length, cache.capacity, positions, window),
                 block_mask(mask, positions, block_positions, window),
             )
             for window in set(self.windows or (None,))
@@ -210,6 +224,11 @@ class Decoder:
         return replace(self, layers=layers, windows=self.windows[:layers])
 
 
+def types(precision: str) -> dict[str, str]:
+    """The fields of a Decoder that make its `precision` this."""
+    return {"dtype": "float32", "weights": "bfloat16"} if precision == "mixed" else {"dtype": precision}
+
+
 def known_after(value: Int[Array, "..."], event: Array) -> Int[Array, "..."]:
     """`value`, by arithmetic that the compiler cannot finish before `event` is computed (barriers do not last)."""
     return jnp.minimum(value, value + jnp.isnan(event))
@@ -229,8 +248,8 @@ def rms_norm(x: Float[Array, "... E"], weight: Float[Array, " E"], eps: float) -
 
 def swiglu(p: dict[str, Array], x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
     """down(silu(gate x) · up x)."""
-    gated = jax.nn.silu(linear(x, p["gate"], p.get("gate_bias"))) * linear(x, p["up"], p.get("up_bias"))
-    return linear(gated, p["down"], p.get("down_bias"))
+    gated = jax.nn.silu(product(x, p["gate"], p.get("gate_bias"))) * product(x, p["up"], p.get("up_bias"))
+    return linear(gated.astype(x.dtype), p["down"], p.get("down_bias"))
 
 
 def stack_taps(states: dict[Tap, Array], taps: Sequence[Tap], like: Float[Array, "B T E"]) -> Float[Array, "B T M E"]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sdjax.targets.decoder import Decoder
+from sdjax.targets.decoder import Decoder, types
 from sdjax.targets.gguf_file import GgufFile, open_gguf
 from sdjax.targets.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from sdjax.targets.weights import check_weights, read_weights, weight_names
@@ -104,7 +104,7 @@ def decoder_from_gguf(file: GgufFile, dtype: str = "float32") -> Decoder:
         qk_norm=arch == "qwen3",
         windows=(window,) * layers if window > 0 else (),
         max_position=max_position,
-        dtype=dtype,
+        **types(dtype),
     )
 
 

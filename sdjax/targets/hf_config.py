@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sdjax.targets.decoder import Decoder
+from sdjax.targets.decoder import Decoder, types
 from sdjax.targets.hf_rope import rope_from_config, rope_to_config
 
 # Settings that leave the forward pass as it is: training, bookkeeping, generation defaults.
@@ -78,7 +78,7 @@ def decoder_from_config(config: Mapping[str, Any], dtype: str = "float32") -> De
         qk_norm=family.model_type == "qwen3",
         windows=_windows(config, family, layers),
         max_position=_size(config, "max_position_embeddings"),
-        dtype=dtype,
+        **types(dtype),
     )
 
 

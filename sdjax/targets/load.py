@@ -32,7 +32,7 @@ class Model(NamedTuple):
 
 
 def load(name_or_path: str | Path, dtype: str = "float32") -> Model:
-    """Loads a model in `dtype`, with its tokenizer.
+    """Loads a model in `dtype` ("float32", "bfloat16", or "mixed": only the matrices in bfloat16), with its tokenizer.
 
     `name_or_path` is a known name ("smollm2-135m"), a GGUF file, a folder in Hugging Face layout, or a Hub id
     ("org/name": from the local cache or the network). ValueError says what is unknown, missing or damaged, and the fix.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sdjax.core.spec import Spec
 from sdjax.targets.decoder import Decoder
 
 SHOWN = 8  # faults listed by an error before it only counts
@@ -34,16 +35,15 @@ def check_weights(target: Decoder, names: Any, shapes: Mapping[str, tuple[int, .
 
 
 def read_weights(target: Decoder, names: Any, read: Callable[[str], np.ndarray], source: Any) -> Any:
-    """Parameters in `target.dtype`, converted one tensor after another: one tensor more than the model is ever held."""
-    dtype = jnp.dtype(target.dtype)
+    """Parameters in the types of `target`, converted one after another: one tensor more than the model is ever held."""
 
-    def convert(name: str) -> jax.Array:
+    def convert(name: str, spec: Spec) -> jax.Array:
         array = np.asarray(read(name))
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise ValueError(f"{source}: {name} holds NaN or infinity; the file is damaged, fetch or write it again")
-        return jnp.asarray(np.array(array, dtype))  # a copy: the array may be a view of a mapped file
+        return jnp.asarray(np.array(array, spec.dtype))  # a copy: the array may be a view of a mapped file
 
-    return jax.tree.map(convert, names)
+    return jax.tree.map(convert, names, target.specs())
 
 
 def listed(faults: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdjax.core.attention import attend, block_mask, cache_mask
-from sdjax.core.cache import KV, Cache, Staged, commit, empty_cache, scatter, with_prefix
+from sdjax.core.cache import KV, Cache, Staged, commit, scatter, with_rows
 
 B, G, S, K, T, A = 2, 2, 12, 4, 5, 3
 
@@ -33,7 +33,7 @@ def looped_commit(kept, new, path, start, count):
 )
 def test_commit_appends_the_path_and_touches_nothing_else(path, start, count):
     kept, new = random_kv(0, S), random_kv(1, T)
-    cache = Cache([kept], jnp.array(start, jnp.int32), S)
+    cache = Cache([kept], jnp.array(start, jnp.int32))
     out = commit(cache, Staged([new], jnp.array(start)[:, None] + jnp.arange(T)), jnp.array(path), jnp.array(count))
     np.testing.assert_array_equal(out.layers[0].k, looped_commit(kept.k, new.k, path, start, count))
     np.testing.assert_array_equal(out.layers[0].v, looped_commit(kept.v, new.v, path, start, count))
@@ -42,10 +42,14 @@ def test_commit_appends_the_path_and_touches_nothing_else(path, start, count):
     np.testing.assert_array_equal(scatter(kept.k, rows, jnp.array(start), jnp.array(count)), out.layers[0].k)
 
 
-def test_prefix_reaches_every_cache_of_a_state_and_never_exceeds_its_capacity():
-    state = {"a": empty_cache(1, B, G, 8, K, jnp.float32), "b": [empty_cache(1, B, G, 32, K, jnp.float32), jnp.zeros(3)]}
-    state = with_prefix(state, 16)
-    assert (state["a"].prefix, state["b"][0].prefix) == (8, 16)
+def test_every_cache_of_a_state_grows_or_shrinks_and_keeps_its_first_rows():
+    small, large = random_kv(0, 8), random_kv(1, 32)
+    state = {"a": Cache([small], jnp.full(B, 8)), "b": [Cache([large], jnp.full(B, 5)), jnp.zeros(3)]}
+    state = with_rows(state, 16)
+    assert state["a"].capacity == state["b"][0].capacity == 16 and state["b"][1].shape == (3,)
+    np.testing.assert_array_equal(state["a"].layers[0].k[:, :, :8], small.k)
+    assert not state["a"].layers[0].v[:, :, 8:].any()
+    np.testing.assert_array_equal(state["b"][0].layers[0].v, large.v[:, :, :16])
 
 
 @settings(max_examples=25)

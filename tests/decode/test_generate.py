@@ -100,7 +100,7 @@ def test_watching_in_rounds_changes_nothing_and_shows_growing_text():
         assert all(b[: len(a)] == a for a, b in zip(early, late, strict=True))
 
 
-def test_a_sequence_outgrows_its_prefix_bucket():
+def test_the_caches_grow_with_a_sequence():
     prompt, before = [[3, 1, 4, 1, 5] * 20], run._cache_size()
     short = generate(loop_of(NGram(), 1.0), Params(target_params(), {}), prompt, 200)
     assert run._cache_size() == before + 2

@@ -145,13 +145,14 @@ def test_costs_are_measured_behind_a_prompt(decoded):
     assert plain_step.draft + plain_step.verify + plain_step.overhead == pytest.approx(1)
 
 
-def test_warm_up_covers_what_decoding_meets():
-    """Every prefix that `generate` can take, for each number of rows, and no compilation inside the clock."""
-    short, long = shapes_of([[[0] * 100], [[0] * 200, [0] * 300]], 1024, 100)
-    assert (short.batch, short.prefill_prefixes, short.run_prefixes) == (1, {256}, {256})
-    assert (long.batch, long.prefill_prefixes, long.run_prefixes) == (2, {512}, {512})
-    assert shapes_of([[[0] * 200]], 1024, 600)[0].run_prefixes == {512, 1024}
-    assert shapes_of([[[0] * 200]], 700, 600)[0].run_prefixes == {512, 700}
+def test_warm_up_covers_what_decoding_meets(decoded):
+    """All the rows that caches can have in `generate`, for each size of batch, and no compilation inside the clock."""
+    shapes = lambda batches, capacity, new: shapes_of(decoded[0][0][0].loop, batches, capacity, new)
+    short, long = shapes([[[0] * 100], [[0] * 200, [0] * 300]], 1024, 100)
+    assert (short.batch, short.prefill_rows, short.run_rows) == (1, {256}, {256})
+    assert (long.batch, long.prefill_rows, long.run_rows) == (2, {512}, {512})
+    assert shapes([[[0] * 200]], 1024, 600)[0].run_rows == {512, 1024}
+    assert shapes([[[0] * 200]], 700, 600)[0].run_rows == {512, 700}
 
 
 def test_a_compilation_inside_the_clock_is_an_error(decoded):

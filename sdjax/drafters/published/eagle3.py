@@ -176,7 +176,7 @@ def tree_of(drafter: Eagle3, target: Decoder, prefix: str) -> tuple[Any, Any]:
     """Published names and specs of all weights, at the same places; of `fc_norm`, one for each tap."""
     specs = drafter.specs(target)
     size = drafter.head.size or target.vocab
-    specs["head"] = {"weight": Spec((size, target.width), jnp.dtype(target.dtype), ("vocab", "embed"), normal())}
+    specs["head"] = {"weight": Spec((size, target.width), target.matrix_dtype, ("vocab", "embed"), normal())}
     names: dict[str, Any] = {name: f"{name}.weight" for name in ("fc", "norm")}
     names |= {"input_norm": f"{prefix}input_layernorm.weight", "hidden_norm": f"{prefix}hidden_norm.weight"}
     names |= {"layer": layer_names(specs["layer"], prefix), "head": {"weight": "lm_head.weight"}}

@@ -25,7 +25,7 @@ def layer_from_config(config: Mapping[str, Any], target: Decoder, notes: list[st
     for key, rule in OPEN.items():
         if key not in given and key not in in_rope:
             notes.append(f"{key} is not given: {rule}")
-    layer = decoder_from_config(config, target.dtype)
+    layer = decoder_from_config(config, target.precision)
     for name, own, whose in (("hidden_size", layer.width, target.width), ("vocab_size", layer.vocab, target.vocab)):
         if own != whose:
             raise ValueError(f"config.json: {name} is {own}, the target's {whose}; this head is for another target")
