@@ -1,45 +1,52 @@
 """What every drafter of SmolLM2-135M is trained on here, so that they compare: texts, token budget, prompts to be judged by.
 
-The texts are the target's own, argmax (t0) and sampled (t1), and its states on them are kept:
+The texts are the target's own, argmax (t0) and sampled (t1), and its states on them are kept. All of it runs in `mixed`
+precision: bfloat16 matrices, float32 else.
 
-    ROLL="python -m experiments.rollout --corpora corpora --config configs/rollout"
-    $ROLL/smollm2_prompts.py --name smollm2-prompts-t0 --prompts.count 400
-    $ROLL/smollm2_prompts.py --name smollm2-prompts-t1 --prompts.skip 400 --prompts.count 400 --warp.temperature 1
-    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 640
-    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 640 --prompts.count 640 --warp.temperature 1
-    python -m experiments.features --taps 1 14 26 28 --corpus corpora/NAME --out features/NAME       for each of the four
+    ROLL="python -m experiments.rollout --corpora corpora --target.dtype mixed --batch 32 --chunk 64 --config configs/rollout"
+    $ROLL/smollm2_prompts.py --name smollm2-prompts-t0 --prompts.count 300
+    $ROLL/smollm2_prompts.py --name smollm2-prompts-t1 --prompts.skip 300 --prompts.count 480 --warp.temperature 1
+    $ROLL/smollm2_prompts.py --name smollm2-instruct-t0 --prompts.skip 7473
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 900 --max-new 128
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 900 --max-new 128 --warp.temperature 1
+    python -m experiments.features --dtype mixed --taps 1 14 26 28 --corpus corpora/NAME --out features/NAME     for each
 
 Others can be added by `--corpora` and `--features`. Without the states, train with an empty `--features`:
 the target then runs in every step.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from configs.shapes import SMOLLM2_135M
+from experiments.config import TargetConfig
 from experiments.train_config import HeldOutConfig, TrainConfig
 from sdjax.drafters.head import DraftHead
 from sdjax.study.prompts import Prompts
+from sdjax.targets.decoder import types
 from sdjax.train.optimiser import Optimiser
 from sdjax.train.recipe import Cadence
 from sdjax.trees.tree import Tree
 
-TARGET = SMOLLM2_135M
-NAMES = ("smollm2-prompts-t0", "smollm2-prompts-t1", "smollm2-stdlib-t0", "smollm2-stdlib-t1")
+PRECISION = "mixed"
+TARGET = replace(SMOLLM2_135M, **types(PRECISION))
+NAMES = tuple(f"smollm2-{name}" for name in ("prompts-t0", "prompts-t1", "instruct-t0", "stdlib-t0", "stdlib-t1"))
 CHAIN = Tree.chain(3)  # drafted by all: with the anchor four tokens, a width that CPUs run cheaply (make bench-decode)
 VOCABULARY = DraftHead(size=8192)  # the target's rows for its commonest tokens; its whole head is a fifth of a plain step
 
 
 def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, ...] = ()) -> TrainConfig:
-    """300 steps of 2 × 512 tokens. The rates are chosen by hand: the papers' are for runs a thousand times as long."""
+    """400 steps of 2 × 512 tokens. The rates are chosen by hand: the papers' are for runs a thousand times as long."""
     return TrainConfig(
         name=name,
         drafter=drafter,
+        target=TargetConfig(dtype=PRECISION),
         corpora=tuple(f"corpora/{name}" for name in NAMES),
         features=tuple(f"features/{name}" for name in NAMES),
         rows=2,
         length=512,
-        optimiser=Optimiser(learning_rate=learning_rate, steps=300, warmup=30),
+        optimiser=Optimiser(learning_rate=learning_rate, steps=400, warmup=40),
         frozen=frozen,
         held_out=HeldOutConfig(Prompts(count=8)),
-        cadence=Cadence(save_every=150, eval_every=150),
+        cadence=Cadence(save_every=200, eval_every=200),
     )

@@ -31,6 +31,8 @@ class Caching:
     """the states to keep"""
     target: str = "smollm2-135m"
     """the target that wrote the corpus"""
+    dtype: str = "float32"
+    """float32, bfloat16 or mixed, as in training"""
     rows: int = 4
     """rows that the target runs at once"""
     length: int = 512
@@ -39,7 +41,7 @@ class Caching:
 
 def main(caching: Caching) -> None:
     """Checks, says what it will take, writes."""
-    corpus, model = open_corpus(caching.corpus), sdjax.load(caching.target)
+    corpus, model = open_corpus(caching.corpus), sdjax.load(caching.target, caching.dtype)
     check_target([corpus], model)
     taps: tuple[Tap, ...] = tuple(int(tap) if tap.isdecimal() else tap for tap in caching.taps)
     size, free = size_of(corpus, model.target, taps), shutil.disk_usage(existing(caching.out)).free

@@ -16,12 +16,16 @@ from sdjax.decode.state import State
 from sdjax.study.methods import Arm, Promise
 from sdjax.study.runs import Record
 
-NEAR_TIE = 1e-3  # logits: what rounding may decide in float32; a larger gap is a fault
+# Logits that rounding may decide, by the target's precision; a larger gap is a fault.
+NEAR_TIE = {"float32": 1e-3, "mixed": 0.1, "bfloat16": 0.5}
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first token that differs: `position` counts new tokens from 0; `gap` is in logits, inf where one side ended."""
+    """The first token that differs: `position` counts new tokens from 0; `gap` is in logits, inf where one side ended.
+
+    It is a fault unless the gap is below `near_tie`.
+    """
 
     method: str
     temperature: float
@@ -31,10 +35,11 @@ class Mismatch:
     expected: int | None
     found: int | None
     gap: float
+    near_tie: float
 
     @property
     def fails(self) -> bool:
-        return not self.gap < NEAR_TIE
+        return not self.gap < self.near_tie
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"fails": self.fails}
@@ -68,7 +73,8 @@ def explain(baseline: Arm, plain: Record, other: Record) -> Mismatch:
         context = [*plain.prompt_tokens, *plain.tokens[:position]]
         scores = choice_scores(next_logits(baseline, context), baseline.warp, plain.seed, len(context))
         gap = abs(float(scores[expected] - scores[found]))
-    return Mismatch(*other.arm, *other.item, position, expected, found, gap)
+    near_tie = NEAR_TIE[baseline.loop.target.precision]
+    return Mismatch(*other.arm, *other.item, position, expected, found, gap, near_tie)
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:

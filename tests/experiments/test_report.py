@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sdjax.core.metrics import Steps
-from sdjax.study.equality import NEAR_TIE, Mismatch, choice_scores, first_difference, mismatches, next_logits
+from sdjax.study.equality import Mismatch, choice_scores, first_difference, mismatches, next_logits
 from sdjax.study.methods import arms
 from sdjax.study.report import plain, show, speed, summarise
 from sdjax.study.runs import RunFolder
@@ -47,7 +47,7 @@ def test_a_planted_mismatch_is_found(decoded, group, position):
     (fault,) = mismatches(groups, planted(records, lookup, position, (right + 1) % 29))
     assert (fault.method, fault.temperature, fault.prompt) == (*lookup.key, "text/0")
     assert (fault.position, fault.expected, fault.found) == (position, right, (right + 1) % 29)
-    assert fault.gap > NEAR_TIE and fault.fails and "FAILURE" in str(fault)
+    assert fault.gap > fault.near_tie and fault.fails and "FAILURE" in str(fault)
 
 
 def test_plain_decoding_chose_the_best_score(decoded):
@@ -69,7 +69,7 @@ def test_an_output_cut_short_fails(decoded):
 
 def test_a_near_tie_is_counted_not_failed(decoded):
     groups, records = decoded
-    fault = Mismatch("lookup", 0.0, "text/0", 0, 3, 1, 2, NEAR_TIE / 2)
+    fault = Mismatch("lookup", 0.0, "text/0", 0, 3, 1, 2, gap=5e-4, near_tie=1e-3)
     assert not fault.fails
     lookup = summarise(groups, records, {}, [fault])[1]
     assert str(lookup.equality) == "2/3, 1 near-tie"
