@@ -6,6 +6,7 @@ precision: bfloat16 matrices, float32 else.
     ROLL="python -m experiments.rollout --corpora corpora --target.dtype mixed --batch 32 --chunk 64 --config configs/rollout"
     $ROLL/smollm2_prompts.py --name smollm2-prompts-t0 --prompts.count 300
     $ROLL/smollm2_prompts.py --name smollm2-prompts-t1 --prompts.skip 300 --prompts.count 480 --warp.temperature 1
+    $ROLL/smollm2_prompts.py --name smollm2-prompts-t0b --prompts.skip 780 --prompts.count 128
     $ROLL/smollm2_prompts.py --name smollm2-instruct-t0 --prompts.skip 7473
     $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 900 --max-new 128
     $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 900 --max-new 128 --warp.temperature 1
@@ -30,7 +31,7 @@ from sdjax.trees.tree import Tree
 
 PRECISION = "mixed"
 TARGET = replace(SMOLLM2_135M, **types(PRECISION))
-NAMES = tuple(f"smollm2-{name}" for name in ("prompts-t0", "prompts-t1", "instruct-t0", "stdlib-t0", "stdlib-t1"))
+TEXTS = ("prompts-t0", "prompts-t0b", "prompts-t1", "instruct-t0", "stdlib-t0", "stdlib-t1")
 CHAIN = Tree.chain(3)  # drafted by all: with the anchor four tokens, a width that CPUs run cheaply (make bench-decode)
 VOCABULARY = DraftHead(size=8192)  # the target's rows for its commonest tokens; its whole head is a fifth of a plain step
 
@@ -41,8 +42,8 @@ def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, .
         name=name,
         drafter=drafter,
         target=TargetConfig(dtype=PRECISION),
-        corpora=tuple(f"corpora/{name}" for name in NAMES),
-        features=tuple(f"features/{name}" for name in NAMES),
+        corpora=tuple(f"corpora/smollm2-{text}" for text in TEXTS),
+        features=tuple(f"features/smollm2-{text}" for text in TEXTS),
         rows=2,
         length=512,
         optimiser=Optimiser(learning_rate=learning_rate, steps=400, warmup=40),

@@ -1,6 +1,7 @@
 """Matrix products: the one with weights, and contractions whose result is float32."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,42 +14,56 @@ FEWEST = 4  # rows of a bfloat16 product: with fewer, XLA's CPU backend does not
 
 def linear(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
     """x Wᵀ (+ bias), weights stored [out, in], in the type of x and w together."""
-    return product(x, w, bias).astype(jnp.result_type(x, w))
+    return affine(x, w, bias, jnp.result_type(x, w))
 
 
 def product(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
-    """x Wᵀ (+ bias), float32, by the form that is fastest on the platform at hand."""
+    """x Wᵀ (+ bias), float32."""
+    return affine(x, w, bias, jnp.dtype(jnp.float32))
+
+
+def affine(x: Array, w: Array, bias: Array | None, dtype: jnp.dtype) -> Array:
+    """x Wᵀ (+ bias) as `dtype`, by the form that is fastest on the platform at hand."""
     if w.dtype == jnp.bfloat16:
-        y = halves(x, w)
+        y = halves(x, w, dtype)
     elif math.prod(x.shape[:-1]) >= WIDE:
-        y = row_major(x, w)
+        y = row_major(x, w).astype(dtype)
     else:
-        y = lax.platform_dependent(x, w, cpu=feature_major, default=row_major).astype(jnp.float32)
-    return y if bias is None else y + bias
+        y = lax.platform_dependent(x, w, cpu=feature_major, default=row_major).astype(dtype)
+    return y if bias is None else y + bias.astype(dtype)
 
 
-@jax.custom_vjp
-def halves(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
-    """The product of factors rounded to bfloat16, summed in float32, and the same for its gradient."""
-    return lax.platform_dependent(x.astype(w.dtype), w, cpu=in_fours, default=row_major)
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def halves(x: Float[Array, "... i"], w: Float[Array, "o i"], dtype: jnp.dtype) -> Float[Array, "... o"]:
+    """The product of factors rounded to bfloat16, summed in float32, as `dtype`; the same for its gradient."""
+    there = partial(jnp.einsum, "...i,oi->...o", preferred_element_type=dtype)
+    return lax.platform_dependent(x.astype(w.dtype), w, cpu=lambda x, w: in_fours(x, w).astype(dtype), default=there)
 
 
-def halves_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-    return halves(x, w), (x, w)
+def halves_forward(x: Array, w: Array, dtype: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
+    return halves(x, w, dtype), (x, w)
 
 
-def halves_backward(kept: tuple[Array, Array], g: Float[Array, "... o"]) -> tuple[Array, Array]:
+def halves_backward(dtype: jnp.dtype, kept: tuple[Array, Array], g: Float[Array, "... o"]) -> tuple[Array, Array]:
     x, w = kept
     g = g.astype(w.dtype)
     flat = lambda y: y.reshape(-1, y.shape[-1]).astype(w.dtype)
-    return einsum_f32("...o,oi->...i", g, w).astype(x.dtype), einsum_f32("no,ni->oi", flat(g), flat(x)).astype(w.dtype)
+    return contract("...o,oi->...i", g, w, x.dtype), contract("no,ni->oi", flat(g), flat(x), w.dtype)
 
 
 halves.defvjp(halves_forward, halves_backward)
 
 
+def contract(equation: str, a: Array, b: Array, dtype: jnp.dtype) -> Array:
+    """einsum of bfloat16 factors. A CPU reaches its matrix units only where results are float32; elsewhere narrow results
+    halve what sharded sums send.
+    """
+    there = partial(jnp.einsum, equation, preferred_element_type=dtype)
+    return lax.platform_dependent(a, b, cpu=lambda a, b: einsum_f32(equation, a, b).astype(dtype), default=there)
+
+
 def in_fours(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
-    """x Wᵀ with at least FEWEST rows, the missing ones zeros."""
+    """x Wᵀ, float32, with at least FEWEST rows, the missing ones zeros."""
     *batch, width = x.shape
     rows = math.prod(batch)
     padded = jnp.pad(x.reshape(rows, width), ((0, max(FEWEST - rows, 0)), (0, 0)))
