@@ -3,15 +3,18 @@
     python -m experiments.sweep --config configs/sweep/smollm2.py --page docs/results/smollm2.md
 
 Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py (`FAMILIES` says which). The
-first eight problems chose the checkpoints and are left out. Chains are three deep, as trained; trees stand beside them for
-Medusa and EAGLE-3. A sweep that was stopped goes on where it was.
+first eight problems chose the checkpoints and are left out. Chains are three deep, as trained; trees stand beside them.
+Target and drafters have bfloat16 matrices, as in training: a CPU with AMX then verifies sixteen tokens for little more than
+one. A sweep that was stopped goes on where it was.
 """
 
-from configs.shapes import SMOLLM2_135M
-from configs.smollm2 import CHAIN, VOCABULARY
+from configs.smollm2 import CHAIN, PRECISION, TARGET, VOCABULARY
+from experiments.config import TargetConfig
 from experiments.sweep import SweepConfig
 from sdjax.core.types import Law
+from sdjax.drafters.eagle import Eagle
 from sdjax.drafters.eagle3 import Eagle3, published_taps
+from sdjax.drafters.hydra import Hydra, HydraPlus
 from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.ngram import NGram
 from sdjax.drafters.no_draft import NoDraft
@@ -30,7 +33,7 @@ FAMILIES = ("draft_model", "gloeckle", "medusa", "hydra", "hydra_plus", "eagle",
 
 # How often each child of an accepted node is the accepted one: a guess that later measurements should replace.
 RATES = (0.5, 0.12, 0.06, 0.03)
-TREE = sequoia_tree(8, RATES, CHAIN.depth)  # on a CPU, a pass over eight tokens costs little more than one over five
+TREE = sequoia_tree(16, RATES, CHAIN.depth)
 
 
 def trained(family: str) -> str:
@@ -47,6 +50,7 @@ def get_config() -> SweepConfig:
         methods=methods | trees() | rules(),
         sets={"HumanEval": Prompts(skip=8, count=40)},
         rule=Sampling(temperature=(0.0, 1.0)),
+        target=TargetConfig(dtype=PRECISION),
         decode=Decoding(max_new=64),
     )
 
@@ -54,10 +58,13 @@ def get_config() -> SweepConfig:
 def trees() -> dict[str, Method]:
     """The same weights on trees: Sequoia's, and EAGLE-2's of as many nodes."""
     medusa = Medusa(TREE, heads=CHAIN.depth, head=VOCABULARY)
+    hydra = Hydra(TREE, layers=4, heads=CHAIN.depth, head=VOCABULARY)
     return {
         "medusa-tree": Method(medusa, weights=trained("medusa")),
+        "hydra_plus-tree": Method(HydraPlus(hydra), weights=trained("hydra_plus")),
+        "eagle-tree": Method(Eagle(TREE, head=VOCABULARY), weights=trained("eagle")),
         "eagle3-tree": Method(eagle3(TREE), weights=trained("eagle3")),
-        "eagle3-dynamic": Method(eagle3(DynamicTree(depth=3, nodes=8, width=2)), weights=trained("eagle3")),
+        "eagle3-dynamic": Method(eagle3(DynamicTree(depth=3, nodes=16, width=4)), weights=trained("eagle3")),
     }
 
 
@@ -75,4 +82,4 @@ def rules() -> dict[str, Method]:
 
 def eagle3(tree: Tree | DynamicTree, law: Law = Law.WITHOUT_REPLACEMENT) -> Eagle3:
     """As it was trained, drafting another tree."""
-    return Eagle3(published_taps(SMOLLM2_135M.layers), tree, law, VOCABULARY, steps=3)
+    return Eagle3(published_taps(TARGET.layers), tree, law, VOCABULARY, steps=3)
