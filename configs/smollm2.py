@@ -22,11 +22,18 @@ from typing import Any
 from configs.shapes import SMOLLM2_135M
 from experiments.config import TargetConfig
 from experiments.train_config import HeldOutConfig, TrainConfig
+from sdjax.core.types import Law
+from sdjax.drafters.eagle import Eagle
+from sdjax.drafters.eagle3 import Eagle3, published_taps
 from sdjax.drafters.head import DraftHead
+from sdjax.drafters.hydra import Hydra, HydraPlus
+from sdjax.drafters.medusa import Medusa
 from sdjax.study.prompts import Prompts
 from sdjax.targets.decoder import types
 from sdjax.train.optimiser import Optimiser
 from sdjax.train.recipe import Cadence
+from sdjax.trees.dynamic import DynamicTree
+from sdjax.trees.sequoia import sequoia_tree
 from sdjax.trees.tree import Tree
 
 PRECISION = "mixed"
@@ -34,6 +41,10 @@ TARGET = replace(SMOLLM2_135M, **types(PRECISION))
 TEXTS = ("prompts-t0", "prompts-t0b", "prompts-t1", "instruct-t0", "stdlib-t0", "stdlib-t1")
 CHAIN = Tree.chain(3)  # drafted by all: with the anchor four tokens, a width that CPUs run cheaply (make bench-decode)
 VOCABULARY = DraftHead(size=8192)  # the target's rows for its commonest tokens; its whole head is a fifth of a plain step
+
+# How often each child of an accepted node is the accepted one: a guess that later measurements should replace.
+RATES = (0.5, 0.12, 0.06, 0.03)
+TREE = sequoia_tree(16, RATES, CHAIN.depth)
 
 
 def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, ...] = ()) -> TrainConfig:
@@ -51,3 +62,19 @@ def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, .
         held_out=HeldOutConfig(Prompts(count=8)),
         cadence=Cadence(save_every=150, eval_every=150),
     )
+
+
+def eagle3(tree: Tree | DynamicTree, law: Law = Law.WITHOUT_REPLACEMENT) -> Eagle3:
+    """As it is trained, drafting any tree."""
+    return Eagle3(published_taps(TARGET.layers), tree, law, VOCABULARY, steps=3, start="target")
+
+
+def on_trees() -> dict[str, Any]:
+    """Drafters of TREE, by the family whose weights they take."""
+    hydra = Hydra(TREE, layers=4, heads=CHAIN.depth, head=VOCABULARY)
+    return {
+        "medusa": Medusa(TREE, heads=CHAIN.depth, head=VOCABULARY),
+        "hydra_plus": HydraPlus(hydra),
+        "eagle": Eagle(TREE, head=VOCABULARY),
+        "eagle3": eagle3(TREE),
+    }

@@ -8,32 +8,22 @@ Target and drafters have bfloat16 matrices, as in training: a CPU with AMX then 
 one. A sweep that was stopped goes on where it was.
 """
 
-from configs.smollm2 import CHAIN, PRECISION, TARGET, VOCABULARY
+from configs.smollm2 import CHAIN, PRECISION, TREE, eagle3, on_trees
 from experiments.config import TargetConfig
 from experiments.sweep import SweepConfig
 from sdjax.core.types import Law
-from sdjax.drafters.eagle import Eagle
-from sdjax.drafters.eagle3 import Eagle3, published_taps
-from sdjax.drafters.hydra import Hydra, HydraPlus
-from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.ngram import NGram
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.compare import Decoding
 from sdjax.study.methods import Method, Sampling
 from sdjax.study.prompts import Prompts
 from sdjax.trees.dynamic import DynamicTree
-from sdjax.trees.sequoia import sequoia_tree
-from sdjax.trees.tree import Tree
 from sdjax.verify.block import BlockVerification
 from sdjax.verify.recursive import Recursive
 from sdjax.verify.token import TokenRejection
 from sdjax.verify.traversal import Traversal
 
 FAMILIES = ("draft_model", "gloeckle", "medusa", "hydra", "hydra_plus", "eagle", "eagle3", "deepseek_mtp")
-
-# How often each child of an accepted node is the accepted one: a guess that later measurements should replace.
-RATES = (0.5, 0.12, 0.06, 0.03)
-TREE = sequoia_tree(16, RATES, CHAIN.depth)
 
 
 def trained(family: str) -> str:
@@ -56,16 +46,9 @@ def get_config() -> SweepConfig:
 
 
 def trees() -> dict[str, Method]:
-    """The same weights on trees: Sequoia's, and EAGLE-2's of as many nodes."""
-    medusa = Medusa(TREE, heads=CHAIN.depth, head=VOCABULARY)
-    hydra = Hydra(TREE, layers=4, heads=CHAIN.depth, head=VOCABULARY)
-    return {
-        "medusa-tree": Method(medusa, weights=trained("medusa")),
-        "hydra_plus-tree": Method(HydraPlus(hydra), weights=trained("hydra_plus")),
-        "eagle-tree": Method(Eagle(TREE, head=VOCABULARY), weights=trained("eagle")),
-        "eagle3-tree": Method(eagle3(TREE), weights=trained("eagle3")),
-        "eagle3-dynamic": Method(eagle3(DynamicTree(depth=3, nodes=16, width=4)), weights=trained("eagle3")),
-    }
+    """The same weights on Sequoia's tree, and on EAGLE-2's of as many nodes."""
+    methods = {f"{family}-tree": Method(drafter, weights=trained(family)) for family, drafter in on_trees().items()}
+    return methods | {"eagle3-dynamic": Method(eagle3(DynamicTree(depth=3, nodes=16, width=4)), weights=trained("eagle3"))}
 
 
 def rules() -> dict[str, Method]:
@@ -78,8 +61,3 @@ def rules() -> dict[str, Method]:
         "eagle3-tree-traversal": (tree, Traversal()),
     }
     return {name: Method(*case, weights=trained("eagle3"), greedy=False) for name, case in cases.items()}
-
-
-def eagle3(tree: Tree | DynamicTree, law: Law = Law.WITHOUT_REPLACEMENT) -> Eagle3:
-    """As it was trained, drafting another tree."""
-    return Eagle3(published_taps(TARGET.layers), tree, law, VOCABULARY, steps=3)

@@ -7,12 +7,10 @@ target's rows, and the layer starts as the target's last: the token budget is sm
 Texts, token budget and the commands that make the corpora are in configs/smollm2.py.
 """
 
-from configs.smollm2 import CHAIN, TARGET, VOCABULARY, training
+from configs.smollm2 import CHAIN, eagle3, training
 from experiments.train_config import TrainConfig
 from sdjax.core.types import Law
-from sdjax.drafters.eagle3 import Eagle3, published_taps
 
 
 def get_config() -> TrainConfig:
-    drafter = Eagle3(published_taps(TARGET.layers), CHAIN, law=Law.IID, head=VOCABULARY, steps=3, start="target")
-    return training("eagle3_smollm2", drafter, learning_rate=1e-3)
+    return training("eagle3_smollm2", eagle3(CHAIN, Law.IID), learning_rate=1e-3)
