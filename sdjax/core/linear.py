@@ -1,4 +1,4 @@
-"""Matrix products: the one with weights, and contractions whose result is float32."""
+"""Matrix products: the one with weights, and contractions whose result is float32; and rows of a table, as `table[ids]`."""
 
 import math
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 WIDE = 128  # rows from which x Wᵀ was measured to be as fast on a CPU as the narrow form, at 256 up to half as fast again
 FEWEST = 4  # rows of a bfloat16 product: with fewer, XLA's CPU backend does not reach the processor's matrix units
@@ -68,6 +68,29 @@ def in_fours(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "
     rows = math.prod(batch)
     padded = jnp.pad(x.reshape(rows, width), ((0, max(FEWEST - rows, 0)), (0, 0)))
     return row_major(padded, w)[:rows].reshape(*batch, -1)
+
+
+def table_rows(table: Float[Array, "V E"], ids: Int[Array, "..."]) -> Float[Array, "... E"]:
+    """table[ids]."""
+    return halved_rows(table, ids) if table.dtype == jnp.bfloat16 else table[ids]
+
+
+@jax.custom_vjp
+def halved_rows(table: Float[Array, "V E"], ids: Int[Array, "..."]) -> Float[Array, "... E"]:
+    """table[ids] of a bfloat16 table; XLA's CPU backend would widen the whole table first."""
+    return lax.platform_dependent(table, ids, cpu=rows_by_bits, default=lambda table, ids: table[ids])
+
+
+def rows_by_bits(table: Float[Array, "V E"], ids: Int[Array, "..."]) -> Float[Array, "... E"]:
+    """As integers, which are moved as they are. The barrier keeps the bits of the whole table from being taken ahead of a loop."""
+    table, ids = lax.optimization_barrier((table, ids))
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(table, jnp.uint16)[ids], table.dtype)
+
+
+halved_rows.defvjp(
+    lambda table, ids: (halved_rows(table, ids), (table, ids)),
+    lambda kept, g: (jnp.zeros(kept[0].shape, jnp.float32).at[kept[1]].add(g.astype(jnp.float32)).astype(g.dtype), None),
+)
 
 
 def row_major(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:

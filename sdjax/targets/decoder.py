@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.attention import attend, block_mask, cache_mask
 from sdjax.core.cache import KV, Cache, Staged, empty_cache
-from sdjax.core.linear import linear, product
+from sdjax.core.linear import linear, product, table_rows
 from sdjax.core.spec import Spec, normal, ones, zeros
 from sdjax.targets.rope import Rope, rotate
 
@@ -134,7 +134,7 @@ class Decoder:
         return empty_cache(self.layers, batch, self.kv_heads, capacity, self.head_width, jnp.dtype(self.dtype))
 
     def embed(self, params: Any, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
-        return params["embed"][tokens].astype(self.dtype)
+        return table_rows(params["embed"], tokens).astype(self.dtype)
 
     def unembed(self, params: Any, hidden: Float[Array, "... E"]) -> Float[Array, "... V"]:
         """Logits, float32. Apart from `forward`, so that prefill has no vocabulary product for every position."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdjax.core.linear import linear, product
+from sdjax.core.linear import linear, product, table_rows
 
 WIDTH, OUT = 24, 40
 
@@ -34,3 +34,14 @@ def test_gradients_are_those_of_the_exact_product_up_to_rounding(rows):
     assert [a.dtype for a in made] == [jnp.float32, jnp.bfloat16]
     for a, b in zip(made, exact, strict=True):
         np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.02 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_a_table_and_what_they_give_back(dtype):
+    table, ids = drawn(0, OUT, WIDTH).astype(dtype), jnp.array([[3, 3, 0], [39, 1, 3]])
+    np.testing.assert_array_equal(jax.jit(table_rows)(table, ids), table[ids])
+    g = drawn(1, 2, 3, WIDTH).astype(dtype)
+    total = lambda take: jax.grad(lambda table: (take(table, ids) * g).sum().astype(jnp.float32))(table)
+    made, exact = total(table_rows), total(lambda table, ids: table[ids])
+    assert made.dtype == table.dtype
+    np.testing.assert_allclose(made.astype(jnp.float32), exact.astype(jnp.float32), atol=0.05)
