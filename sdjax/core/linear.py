@@ -82,7 +82,7 @@ def halved_rows(table: Float[Array, "V E"], ids: Int[Array, "..."]) -> Float[Arr
 
 
 def rows_by_bits(table: Float[Array, "V E"], ids: Int[Array, "..."]) -> Float[Array, "... E"]:
-    """As integers, which are moved as they are. The barrier keeps the bits of the whole table from being taken ahead of a loop."""
+    """As integers, which are moved as they are. The barrier keeps a loop from having the whole table's bits taken first."""
     table, ids = lax.optimization_barrier((table, ids))
     return lax.bitcast_convert_type(lax.bitcast_convert_type(table, jnp.uint16)[ids], table.dtype)
 

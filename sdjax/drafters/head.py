@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from sdjax.core.linear import product
+from sdjax.core.linear import product, table_rows
 from sdjax.core.spec import Spec, normal, zeros
 from sdjax.core.types import Context
 from sdjax.targets.decoder import Decoder
@@ -77,7 +77,7 @@ class DraftHead:
         Gather them once, outside of chunks.
         """
         rows = target_head(ctx.target, ctx.target_params)
-        return rows[params["ids"]] if "ids" in params else rows
+        return table_rows(rows, params["ids"]) if "ids" in params else rows
 
 
 def target_head(target: Decoder, target_params: Any) -> Float[Array, "V E"]:
