@@ -71,10 +71,15 @@ def launch_identity() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := package_version(name))},
         "device": {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)},
-        "host": {"machine": platform.machine(), "system": platform.system(), "cores": os.cpu_count()},
+        "host": {"machine": platform.machine(), "system": platform.system(), "cores": cores()},
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "matmul_precision": config.jax_default_matmul_precision,
     }
+
+
+def cores() -> int | None:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def package_version(name: str) -> str | None:

@@ -49,6 +49,8 @@ class SweepConfig:
     """Where sweeps' folders are."""
     page: str = ""
     """Where the page goes; empty: results.md in the sweep's folder."""
+    beside: tuple[str, ...] = ()
+    """Folders of sweeps of the same methods and sets, at other temperatures or of other machines, that join the page."""
 
     @property
     def folder(self) -> Path:
@@ -81,7 +83,8 @@ def write_page(config: SweepConfig, model: Model) -> Path:
     """Makes the page from the run folders; where it is."""
     about = about_methods(config.methods, model)
     write_json(config.folder / "methods.json", about)
-    sets = [PromptSet.read(name, config.folder / name) for name in config.sets]
+    folders = [config.folder, *map(Path, config.beside)]
+    sets = [PromptSet.read(name, folder / name) for name in config.sets for folder in folders]
     page = Path(config.page) if config.page else config.folder / "results.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(results_page(config.title, about, sets), encoding="utf-8")

@@ -8,7 +8,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments.sweep import SweepConfig, sweep
+from experiments.sweep import SweepConfig, sweep, write_page
 from sdjax.core.spec import initialise
 from sdjax.decode.state import Params
 from sdjax.drafters.draft_model import DraftModel
@@ -33,19 +33,23 @@ def saved(tmp_path_factory):
     return str(folder)
 
 
-def run(folder, saved):
-    settings = config(folder).decode
-    chosen = SweepConfig(
+def chosen(folder, saved, **changes):
+    return SweepConfig(
         name="sweep",
         runs=str(folder),
         methods={"plain": Method(NoDraft()), "trained": Method(weights=saved)},
         sets={"greetings": Prompts(text=("hello hello", "abc abc")), "questions": Prompts(text=("what is it?",))},
         rule=Sampling((0.0, 1.0)),
-        decode=settings,
+        decode=config(folder).decode,
+        **changes,
     )
-    prompts = {name: load_prompts(of) for name, of in chosen.sets.items()}
+
+
+def run(folder, saved):
+    settings = chosen(folder, saved)
+    prompts = {name: load_prompts(of) for name, of in settings.sets.items()}
     printed = io.StringIO()
-    assert sweep(chosen, prompts, model(), Console(file=printed, width=200)) == 0
+    assert sweep(settings, prompts, model(), Console(file=printed, width=200)) == 0
     return (folder / "sweep" / "results.md").read_text(), printed.getvalue()
 
 
@@ -58,6 +62,9 @@ def test_the_page_comes_from_the_folders_and_a_second_run_decodes_nothing(tmp_pa
     for heading in ("greetings, temperature 0 (2 prompts)", "questions, temperature 1 (1 prompts)"):
         assert f"## {heading}" in page
     assert "1,234" in page and "5.6e+07" in page
+    joined = write_page(chosen(tmp_path, saved, beside=(str(tmp_path / "sweep"),)), model()).read_text()
+    results = rows(page)[rows(page).index("## greetings, temperature 0 (2 prompts)") :]
+    assert sorted(rows(joined)) == sorted(rows(page) + results)
     assert "| 2/2 |" in page.replace("  ", " ")
     about = json.loads((tmp_path / "sweep" / "methods.json").read_text())
     assert about["plain"]["parameters"] == 0 < about["trained"]["parameters"]
