@@ -24,7 +24,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -43,10 +43,11 @@ from experiments.config import load_file
 from experiments.launch import ROOT, decode_in_float32
 from experiments.train_config import TrainConfig
 from sdjax.core.types import Batch, Context, Trace
+from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.eagle3 import Eagle3, published_taps
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.losses import soft_cross_entropy, weighted_mean
-from sdjax.targets.decoder import Decoder
+from sdjax.targets.decoder import Decoder, types
 from sdjax.targets.load import Model
 from sdjax.train.context import training_context
 from sdjax.train.flops import matmul_flops
@@ -98,7 +99,15 @@ def configs_of(names: tuple[str, ...]) -> dict[str, TrainConfig]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"there are no families {unknown}; there are {', '.join(known)}")
-    return {name: load_file(folder / f"{name}{SUFFIX}.py").get_config() for name in names or known}
+    return {name: in_float32(load_file(folder / f"{name}{SUFFIX}.py").get_config()) for name in names or known}
+
+
+def in_float32(config: TrainConfig) -> TrainConfig:
+    """The config for a float32 target; a draft model names its own types."""
+    if not isinstance(config.drafter, DraftModel):
+        return config
+    model = replace(config.drafter.model, **types("float32"))
+    return replace(config, drafter=replace(config.drafter, model=model))
 
 
 def packed(rows: int, length: int, vocab: int, seed: int = 0) -> Batch:

@@ -224,7 +224,7 @@ class Decoder:
         return replace(self, layers=layers, windows=self.windows[:layers])
 
 
-def types(precision: str) -> dict[str, str]:
+def types(precision: str) -> dict[str, Any]:
     """The fields of a Decoder that make its `precision` this."""
     return {"dtype": "float32", "weights": "bfloat16"} if precision == "mixed" else {"dtype": precision}
 

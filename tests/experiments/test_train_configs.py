@@ -14,6 +14,7 @@ from experiments.train import check_fit
 from experiments.train_config import TrainConfig
 from sdjax.core.spec import check_params
 from sdjax.core.types import Batch
+from sdjax.targets.decoder import types
 from sdjax.targets.gguf import decoder_from_gguf
 from sdjax.targets.gguf_file import open_gguf
 from sdjax.targets.load import PACKAGED, packaged_file
@@ -33,8 +34,7 @@ every_config = pytest.mark.parametrize("name", CONFIGS)
 
 
 def recipe_of(config: TrainConfig) -> Recipe:
-    target = TARGETS[config.target.name]
-    assert target.dtype == config.target.dtype
+    target = replace(TARGETS[config.target.name], **types(config.target.dtype))
     return Recipe(target, config.drafter, config.optimiser, config.joint, config.frozen, config.cadence)
 
 
