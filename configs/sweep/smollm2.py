@@ -41,7 +41,7 @@ def get_config() -> SweepConfig:
         sets={"HumanEval": Prompts(skip=8, count=40)},
         rule=Sampling(temperature=(0.0, 1.0)),
         target=TargetConfig(dtype=PRECISION),
-        decode=Decoding(max_new=64),
+        decode=Decoding(max_new=48),
     )
 
 
