@@ -12,53 +12,20 @@ Exit codes are those of experiments.decode.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 from rich.console import Console
 
 import sdjax
-from experiments.config import DecodeConfig, TargetConfig, parse
+from experiments.config import parse
 from experiments.decode import decode
 from experiments.launch import mistakes_end_the_program, use_compilation_cache
+from experiments.sweep_config import SweepConfig
 from sdjax.core.plain import write_json
-from sdjax.study.compare import Decoding
-from sdjax.study.methods import Method, Sampling
 from sdjax.study.page import PromptSet, about_methods, results_page
-from sdjax.study.prompts import Prompt, Prompts, load_prompts
+from sdjax.study.prompts import Prompt, load_prompts
 from sdjax.targets.load import Model
-
-
-@dataclass(frozen=True)
-class SweepConfig:
-    """Methods (drafters × rules × trees) on several prompt sets, at several temperatures."""
-
-    name: str
-    """The sweep's folder is runs/NAME."""
-    methods: dict[str, Method]
-    """What is compared, by name. The first is plain decoding, the baseline."""
-    sets: dict[str, Prompts]
-    """The prompt sets, by name."""
-    title: str = "Results"
-    """The page's heading."""
-    rule: Sampling = Sampling()
-    target: TargetConfig = TargetConfig()
-    decode: Decoding = field(default_factory=Decoding)
-    runs: str = "runs"
-    """Where sweeps' folders are."""
-    page: str = ""
-    """Where the page goes; empty: results.md in the sweep's folder."""
-    beside: tuple[str, ...] = ()
-    """Folders of sweeps of the same methods and sets, at other temperatures or of other machines, that join the page."""
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.runs) / self.name
-
-    def comparison(self, name: str) -> DecodeConfig:
-        """The comparison on one of the prompt sets."""
-        return DecodeConfig(name, self.methods, self.sets[name], self.rule, self.target, self.decode, runs=str(self.folder))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ one. A sweep that was stopped goes on where it was.
 
 from configs.smollm2 import CHAIN, PRECISION, TREE, eagle3, on_trees
 from experiments.config import TargetConfig
-from experiments.sweep import SweepConfig
+from experiments.sweep_config import SweepConfig
 from sdjax.core.types import Law
 from sdjax.drafters.ngram import NGram
 from sdjax.drafters.no_draft import NoDraft

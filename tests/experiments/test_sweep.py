@@ -8,7 +8,8 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments.sweep import SweepConfig, sweep, write_page
+from experiments.sweep import sweep, write_page
+from experiments.sweep_config import SweepConfig
 from sdjax.core.spec import initialise
 from sdjax.decode.state import Params
 from sdjax.drafters.draft_model import DraftModel
