@@ -2,12 +2,15 @@
 
 import io
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
 import pytest
 from rich.console import Console
 
+from experiments.launch import ROOT
 from experiments.sweep import sweep, write_page
 from experiments.sweep_config import SweepConfig
 from sdjax.core.spec import initialise
@@ -84,3 +87,10 @@ def test_a_saved_drafter_can_take_another_shape_but_not_other_weights(saved):
 
 def test_a_table_has_a_line_a_row():
     assert table([{"a": "1", "b": "2"}]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_a_shipped_config_is_taken_by_the_program():
+    """Run as a program the launcher is another module than the one that configs import."""
+    command = [sys.executable, "-m", "experiments.sweep", "--config", "configs/sweep/smollm2.py", "--help"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert found.returncode == 0 and "--rule.temperature" in found.stdout, found.stderr
