@@ -75,6 +75,21 @@ class Trainable(Drafter, Protocol):
         ...
 
 
+def check_taps(taps: tuple[Tap, ...]) -> None:
+    """Raises ValueError for no taps, or one that is named twice."""
+    twice = sorted({str(tap) for tap in taps if taps.count(tap) > 1})
+    if twice or not taps:
+        raise ValueError(f"taps are {taps}; name at least one, and none twice (colliding: {', '.join(twice) or '-'})")
+
+
+def check_tapped(target: Decoder, taps: tuple[Tap, ...]) -> None:
+    """Raises ValueError for taps that the target lacks."""
+    there = ("embed", *range(target.layers), "final")
+    lacking = [tap for tap in taps if tap not in there]
+    if lacking:
+        raise ValueError(f"the target has no taps {lacking}; it has 'embed', 0..{target.layers - 1} and 'final'")
+
+
 def check_length(length: int) -> None:
     """Raises ValueError for a chain without drafts."""
     if length < 1:

@@ -33,8 +33,7 @@ def draft_chain(
     a hidden state are the model's own (None), or over a draft vocabulary, whose tokens are the target's `ids`.
     The scratch has a row for the anchor and each draft; that of the last draft, which was not run, is still empty.
     """
-    sampled = sampled and not ctx.warp.greedy
-    choose = choose_sampled if sampled else choose_greedy
+    choose = choose_sampled if sampled and not ctx.warp.greedy else choose_greedy
     logits = logits or (lambda hidden: model.unembed(params, hidden))
 
     def one(carry: tuple[Array, Staged], i: Array):
@@ -45,10 +44,15 @@ def draft_chain(
 
     scratch = empty_scratch(cache, ctx.p, length + 1)
     (_, scratch), (places, q) = lax.scan(one, (ctx.anchor, scratch), jnp.arange(length))
-    law, q = (Law.IID, jnp.swapaxes(q, 0, 1)) if sampled else (Law.ONE_HOT, None)
-    drawn = in_target(Children(places.T, jnp.ones(places.T.shape, bool), q), ids, model.vocab)
+    return chain_of(ctx, places, q, ids), scratch
+
+
+def chain_of(ctx: Context, places: Int[Array, "D B"], q: Float[Array, "D B V"] | None, ids: Int[Array, " V"] | None) -> Draft:
+    """The chain of D tokens, given as places in the draft vocabulary, each with the law it was drawn from (None: argmax)."""
+    law, q = (Law.ONE_HOT, None) if q is None else (Law.IID, jnp.swapaxes(q, 0, 1))
+    drawn = in_target(Children(places.T, jnp.ones(places.T.shape, bool), q), ids, ctx.target.vocab)
     tokens = jnp.concatenate([ctx.anchor[:, None], drawn.tokens], 1)
-    return Tree.chain(length).draft(tokens, law, drawn.q), scratch
+    return Tree.chain(len(places)).draft(tokens, law, drawn.q)
 
 
 def empty_scratch(cache: Cache, p: Int[Array, " B"], rows: int) -> Staged:

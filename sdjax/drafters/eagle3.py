@@ -18,6 +18,7 @@ from sdjax.core.cache import KV, Cache, Staged
 from sdjax.core.linear import linear
 from sdjax.core.spec import Spec, initialise, normal, ones
 from sdjax.core.types import Committed, Context, Draft, Law, Trace
+from sdjax.drafters.base import check_tapped, check_taps
 from sdjax.drafters.eagle_layer import State, add_mlp, against_target, empty_state, extend, layer_for, layer_specs, run_layer
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.losses import ROWS, flatten, in_chunks, weighted_mean
@@ -64,9 +65,7 @@ class Eagle3:
         check_tree(self.tree, self.law, self.head.size)
         if self.start not in ("drawn", "target"):
             raise ValueError(f"start is {self.start!r}; it must be 'drawn' or 'target'")
-        twice = sorted({str(tap) for tap in self.taps if self.taps.count(tap) > 1})
-        if twice or not self.taps:
-            raise ValueError(f"taps are {self.taps}; name at least one, and none twice (colliding: {', '.join(twice) or '-'})")
+        check_taps(self.taps)
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; training must unroll at least one")
 
@@ -80,10 +79,7 @@ class Eagle3:
 
     def specs(self, target: Decoder) -> dict[str, Any]:
         check_tree(self.tree, self.law, target.vocab)
-        there = ("embed", *range(target.layers), "final")
-        lacking = [tap for tap in self.taps if tap not in there]
-        if lacking:
-            raise ValueError(f"the target has no taps {lacking}; it has 'embed', 0..{target.layers - 1} and 'final'")
+        check_tapped(target, self.taps)
         e, m, dtype = target.width, len(self.taps), target.matrix_dtype
         norms: dict[str, tuple[int, ...]] = {name: (e,) for name in ("input_norm", "hidden_norm", "norm")}
         norms |= {"joined_norm": (m * e,)} if self.norm_before_fc else {}

@@ -208,14 +208,19 @@ class Decoder:
 
     def project(self, p: dict[str, Array], x: Float[Array, "B T i"], angles: Any) -> tuple[Float[Array, "B T H K"], KV]:
         """Queries, keys and values of T rows, turned to their positions."""
+        q = linear(x, p["q"], p.get("q_bias")).reshape(*x.shape[:2], self.heads, self.head_width)
+        if self.qk_norm:
+            q = rms_norm(q, p["q_norm"], self.norm_eps)
+        return rotate(q, angles), self.keys_and_values(p, x, angles)
+
+    def keys_and_values(self, p: dict[str, Array], x: Float[Array, "B T i"], angles: Any) -> KV:
+        """What T rows are to the queries of others."""
         b, t, _ = x.shape
-        q = linear(x, p["q"], p.get("q_bias")).reshape(b, t, self.heads, self.head_width)
         k = linear(x, p["k"], p.get("k_bias")).reshape(b, t, self.kv_heads, self.head_width)
         v = linear(x, p["v"], p.get("v_bias")).reshape(b, t, self.kv_heads, self.head_width)
         if self.qk_norm:
-            q, k = rms_norm(q, p["q_norm"], self.norm_eps), rms_norm(k, p["k_norm"], self.norm_eps)
-        q, k = rotate(q, angles), rotate(k, angles)
-        return q, KV(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+            k = rms_norm(k, p["k_norm"], self.norm_eps)
+        return KV(jnp.swapaxes(rotate(k, angles), 1, 2), jnp.swapaxes(v, 1, 2))
 
     def truncate(self, layers: int) -> "Decoder":
         """The same model cut after its first `layers` layers (final norm and head kept)."""

@@ -1,0 +1,24 @@
+"""DFlash for the tiny world's target: three masks filled in at once behind its tapped states (arXiv:2602.06036).
+
+    python -m experiments.train --config configs/train/dflash_tiny.py
+
+The embedding and both layers are tapped; the mask is a byte that no text has.
+"""
+
+from experiments.config import TargetConfig
+from experiments.train_config import TrainConfig
+from sdjax.drafters.block import Block
+from sdjax.train.optimiser import Optimiser
+from sdjax.train.recipe import Cadence
+
+
+def get_config() -> TrainConfig:
+    return TrainConfig(
+        name="dflash_tiny",
+        target=TargetConfig(name="tiny"),
+        drafter=Block.dflash(("embed", 0, 1), mask_token=255, length=3, layers=2, anchors=32),
+        rows=8,
+        length=128,
+        optimiser=Optimiser(learning_rate=4e-3, steps=300, warmup=20),
+        cadence=Cadence(save_every=100, eval_every=100),
+    )

@@ -1,0 +1,24 @@
+"""DSpark's drafter for the tiny world's target: the anchor predicts first, a Markov head corrects (arXiv:2607.05147).
+
+    python -m experiments.train --config configs/train/dspark_tiny.py
+
+The embedding and both layers are tapped; the mask is a byte that no text has. Without the paper's confidence head.
+"""
+
+from experiments.config import TargetConfig
+from experiments.train_config import TrainConfig
+from sdjax.drafters.block import Block
+from sdjax.train.optimiser import Optimiser
+from sdjax.train.recipe import Cadence
+
+
+def get_config() -> TrainConfig:
+    return TrainConfig(
+        name="dspark_tiny",
+        target=TargetConfig(name="tiny"),
+        drafter=Block.dspark(("embed", 0, 1), mask_token=255, length=3, layers=2, rank=32, anchors=32),
+        rows=8,
+        length=128,
+        optimiser=Optimiser(learning_rate=4e-3, steps=300, warmup=20),
+        cadence=Cadence(save_every=100, eval_every=100),
+    )

@@ -1,0 +1,273 @@
+"""Block drafters: training sees what drafting sees, in either layout and under either mask; the loss is its definition."""
+
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from sdjax.core.spec import check_params
+from sdjax.core.types import Law, rows
+from sdjax.drafters import block_attention, losses
+from sdjax.drafters.block import Block, spread_taps
+from sdjax.drafters.head import DraftHead
+from sdjax.targets.decoder import Decoder
+from sdjax.targets.packed import trace_of
+from sdjax.targets.rope import Rope
+from sdjax.train.context import training_context
+from tests.drafters.eagle_texts import (
+    LENGTHS,
+    PACKED,
+    WEIGHTS,
+    assert_close_gradients,
+    batch_of,
+    check_gradients,
+    check_history,
+    check_packing,
+    drafted,
+    random_params,
+    texts,
+    traced,
+    with_gradient,
+)
+from tests.tiny import PROMPTS, TARGET, decode, plain
+
+pytestmark = pytest.mark.families
+
+ALL = 24  # as many anchors as a text has tokens: none is left to chance
+PLAIN = Block((0, 2), 4, layers=2, sampled=True, anchors=ALL, decay=3.0)
+DRAWN = replace(
+    PLAIN, layout="anchor_first", markov="gated", rank=5, head=DraftHead(20, trained=True), text=0.3, soft=0.5, l1=0.9
+)
+SHAPE = replace(TARGET, heads=2, kv_heads=1, ffw=20, rope=Rope(100.0), norm_eps=0.1)
+CAUSAL = replace(DRAWN, block_mask="causal", markov="vanilla", head=DraftHead(), shape=SHAPE, taps=("embed", 1, "final"))
+VARIANTS = {
+    "fill_in-full": PLAIN,
+    "fill_in-causal": replace(CAUSAL, layout="fill_in"),
+    "anchor_first-full": DRAWN,
+    "anchor_first-causal": CAUSAL,
+}
+every_variant = pytest.mark.parametrize("drafter", list(VARIANTS.values()), ids=list(VARIANTS))
+DRAWN_LOSS = with_gradient(DRAWN)
+
+
+@partial(jax.jit, static_argnames="drafter")
+def trained(drafter, params, trace, place):
+    """The slots' states, and their logits behind the text's own tokens: [B, A, N, ...]."""
+    ctx = training_context(TARGET, WEIGHTS, trace.batch)
+    hidden = drafter.run_blocks(ctx, params, trace, place)
+    behind = jnp.minimum(place[..., None] + jnp.arange(drafter.length), trace.batch.tokens.shape[1] - 1)
+    logits = drafter.head.logits(ctx, params["head"], hidden)
+    return hidden, drafter.corrected(params, logits, hidden, rows(trace.batch.tokens, behind))
+
+
+@every_variant
+def test_training_sees_what_drafting_sees(drafter):
+    """Slot j of the block behind an anchor is the law from which draft j + 1 behind that anchor is drawn."""
+    draft, batch = drafted(drafter)
+    assert draft.law == Law.IID
+    _, logits = trained(drafter, random_params(drafter), traced(batch, drafter.taps), jnp.asarray(LENGTHS)[:, None])
+    ids = random_params(drafter)["head"].get("ids", np.arange(TARGET.vocab))
+    np.testing.assert_allclose(np.log(draft.q[:, :, ids]), jax.nn.log_softmax(logits[:, 0]), atol=1e-4)
+
+
+@every_variant
+def test_a_block_sees_nothing_from_its_anchor_on(drafter):
+    """But the anchor's token: not its state, nor any token or state behind it; and of the text before it, all."""
+    params, trace, at = random_params(drafter), traced(texts(), drafter.taps), 11
+    place = jnp.full((3, 1), at)
+    hidden, _ = trained(drafter, params, trace, place)
+    tokens = trace.batch.tokens.at[:, at + 1 :].set(1)
+    later = trace.replace(batch=trace.batch.replace(tokens=tokens), features=trace.features.at[:, at:].add(3.0))
+    np.testing.assert_array_equal(hidden, trained(drafter, params, later, place)[0])
+    for changed in (0, at - 1):
+        other = trace.replace(features=trace.features.at[:, changed].add(3.0))
+        assert (np.abs(hidden - trained(drafter, params, other, place)[0]).max((1, 3)) > 1e-4).all()
+    other = trace.replace(batch=trace.batch.replace(tokens=trace.batch.tokens.at[:, at].add(1) % TARGET.vocab))
+    assert (np.abs(hidden - trained(drafter, params, other, place)[0]).max((1, 3)) > 1e-4).all()
+
+
+@pytest.mark.parametrize("drafter", [PLAIN, CAUSAL], ids=["full", "causal"])
+def test_slots_see_each_other_under_the_mask(drafter):
+    """All do, or each those before it: a shorter block is then the beginning of a longer one."""
+    params, trace, place = random_params(drafter), traced(texts(), drafter.taps), jnp.full((3, 1), 11)
+    long, short = (trained(replace(drafter, length=n), params, trace, place)[0] for n in (4, 2))
+    assert np.allclose(long[:, :, :2], short, atol=1e-5) == (drafter.block_mask == "causal")
+
+
+@pytest.mark.parametrize("drafter", [PLAIN, CAUSAL], ids=["full", "causal"])
+def test_keys_and_values_that_were_kept_are_those_made_anew(drafter):
+    check_history(drafter, 0)
+
+
+@every_variant
+def test_packed_is_unpacked(drafter):
+    check_packing(drafter, with_gradient(drafter))
+
+
+def test_gradients_reach_all_and_leak_nowhere():
+    check_gradients(DRAWN, DRAWN_LOSS)
+
+
+@pytest.mark.parametrize("drafter", [DRAWN, replace(PLAIN, head=DraftHead(20), anchors=5)], ids=["all", "few"])
+def test_loss_is_its_definition(drafter):
+    """Slot by slot, in float64: which blocks and slots count, the cut law, the decay, accuracies and τ."""
+    params, trace, key = random_params(drafter), traced(PACKED, drafter.taps), jax.random.key(0)
+    (loss, metrics), _ = with_gradient(drafter)(params, trace)
+    place, drawn = (np.asarray(x)[0] for x in drafter.draw_anchors(trace, key))
+    logits = np.asarray(trained(drafter, params, trace, jnp.asarray(place)[None])[1], np.float64)[0]
+    teacher = np.asarray(TARGET.unembed(WEIGHTS, trace.hidden), np.float64)[0]
+    tokens, segments, mask = (np.asarray(x)[0] for x in (PACKED.tokens, PACKED.segments, PACKED.loss_mask))
+    ids = np.asarray(params["head"]["ids"]).tolist()
+    softmax = lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+    text, soft, l1, hits = [], [], [], []
+    for r, here in zip(place[drawn > 0], logits[drawn > 0], strict=True):
+        assert mask[r] and mask[r + 1] and segments[r] == segments[r + 1]
+        hits.append([])
+        for j in range(drafter.length):
+            at = r + j + 1
+            if at >= len(tokens) or not mask[at] or segments[at] != segments[r]:
+                break
+            q, p, weight = softmax(here[j]), softmax(teacher[at - 1, ids]), np.exp(-j / drafter.decay)
+            soft.append((weight, -(p * np.log(q)).sum()))
+            l1.append((weight, np.abs(p - q).sum()))
+            if tokens[at] in ids:
+                text.append((weight, -np.log(q[ids.index(tokens[at])])))
+            hits[-1].append(ids[q.argmax()] == tokens[at])
+    mean = lambda pairs: np.prod(pairs, 1).sum() / np.array(pairs)[:, 0].sum()
+    expected = drafter.text * mean(text) + drafter.soft * mean(soft) + drafter.l1 * mean(l1)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    accuracy = [np.mean([row[j] for row in hits if len(row) > j]) for j in range(drafter.length)]
+    np.testing.assert_allclose([metrics[f"accuracy_{j + 1}"] for j in range(drafter.length)], accuracy, rtol=1e-6)
+    survival = [np.mean([all(row[: j + 1]) for row in hits if len(row) > j]) for j in range(drafter.length)]
+    np.testing.assert_allclose(metrics["tau"], 1 + sum(survival), rtol=1e-6)
+
+
+def test_anchors_are_drawn_anew_by_the_key():
+    few, trace = replace(PLAIN, anchors=5), traced(PACKED, PLAIN.taps)
+    learnt = (trace.batch.loss_mask & (trace.ahead(1)[1] > 0))[0]
+    seen = set()
+    for seed in range(20):
+        place, drawn = few.draw_anchors(trace, jax.random.key(seed))
+        assert len(set(place[0].tolist())) == 5 and drawn.all() and learnt[place[0]].all()
+        seen |= {frozenset(place[0].tolist())}
+    assert len(seen) == 20
+    place, drawn = PLAIN.draw_anchors(trace, jax.random.key(0))
+    assert sorted(place[0, drawn[0] > 0].tolist()) == np.flatnonzero(learnt).tolist()
+
+
+def test_chunks_change_nothing(monkeypatch):
+    params, trace = random_params(DRAWN), traced(PACKED, DRAWN.taps)
+    whole = DRAWN_LOSS(params, trace)
+    monkeypatch.setattr(block_attention, "QUERIES", 5 * 8)  # 24 blocks of 4 rows for 2 heads, in fives
+    monkeypatch.setattr(losses.in_chunks, "__defaults__", (7,))
+    chunked = with_gradient(DRAWN)(params, trace)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole[0], chunked[0])
+    assert_close_gradients(whole[1][0], chunked[1][0])
+
+
+def shapes(jaxpr):
+    """Of every array that a program makes, inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (var.aval.shape for var in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from shapes(inner)
+
+
+def test_no_array_spans_all_blocks_times_the_text():
+    """128 blocks of 8 rows on 512 tokens: neither a mask nor scores of 1024 · 512, nor logits of 1024 rows."""
+    wide, length = replace(DRAWN, length=8, anchors=128, head=DraftHead(trained=True)), 512
+    target = replace(TARGET, vocab=997)
+    of = lambda specs: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), specs)
+    ints, hidden = jax.ShapeDtypeStruct((1, length), jnp.int32), jax.ShapeDtypeStruct((1, length, 16), jnp.float32)
+    batch = PACKED.replace(tokens=ints, positions=ints, segments=ints, loss_mask=jax.ShapeDtypeStruct((1, length), bool))
+    trace = traced(PACKED, wide.taps).replace(
+        batch=batch, features=jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32), hidden=hidden
+    )
+
+    def loss(params, target_params, trace, key):
+        return wide.loss(training_context(target, target_params, trace.batch), params, trace, key)[0]
+
+    arguments = of(wide.specs(target)), of(target.specs()), trace, jax.eval_shape(lambda: jax.random.key(0))
+    made = list(shapes(jax.make_jaxpr(jax.grad(loss))(*arguments).jaxpr))
+    assert max(np.prod(shape) for shape in made if 997 not in shape) <= 2 * block_attention.QUERIES * length
+    assert max(np.prod(shape) for shape in made if 997 in shape) <= 997 * losses.ROWS
+
+
+@dataclass(frozen=True)
+class Knowing(Decoder):
+    """Layers that know the text: the row at position i ends as the target's state that predicts token i + `ahead`."""
+
+    ahead: int = 0
+
+    def forward(self, params, x, positions, cache, mask, **rest):
+        out = super().forward(params, x, positions, cache, mask, **rest)
+        return out.replace(hidden=rows(params["known"], positions + self.ahead - 1))
+
+
+@dataclass(frozen=True)
+class Oracle(Block):
+    """Its layers know the text, and speak as `ahead` says."""
+
+    ahead: int = 0
+
+    def model(self, target):
+        own = super().model(target)
+        return Knowing(**{field.name: getattr(own, field.name) for field in fields(own)}, ahead=self.ahead)
+
+
+def known_states():
+    """The target's final states along what it writes behind each prompt, [B, S, E]."""
+    whole = [prompt + text for prompt, text in zip(PROMPTS, plain(0.0), strict=True)]
+    return trace_of(TARGET, WEIGHTS, batch_of([[text] for text in whole], 96)).hidden
+
+
+@pytest.mark.parametrize("layout, ahead", [("fill_in", 0), ("anchor_first", 1)])
+def test_an_oracle_is_accepted_whole_in_its_own_layout_alone(layout, ahead):
+    right = Oracle((0,), 3, layers=1, layout=layout, ahead=ahead)
+    wrong = replace(right, layout={"fill_in": "anchor_first", "anchor_first": "fill_in"}[layout])
+    params = random_params(right) | {"known": known_states()}
+    for drafter in (right, wrong):
+        steps = decode(drafter, 0.0, params=params).steps
+        accepted, proposed = (np.concatenate([getattr(s, name) for s in steps]) for name in ("accepted", "proposed"))
+        assert (accepted == proposed).all() if drafter is right else accepted.mean() < 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_argmaxes_of_few_tokens_change_no_token(temperature):
+    drafter = replace(PLAIN, sampled=False, markov="vanilla", rank=3, head=DraftHead(14))
+    assert decode(drafter, temperature).tokens == plain(temperature)
+
+
+def test_presets_are_as_published():
+    dflash, dspark = Block.dflash(spread_taps(36), 5), Block.dspark(spread_taps(36), 5)
+    assert (dflash.nodes, dflash.width, dflash.decay) == (16, 16, 7.0) and not dflash.sampled
+    assert (dspark.nodes, dspark.width, dspark.decay) == (8, 7, 4.0) and dspark.sampled
+    assert spread_taps(36) == (1, 9, 17, 25, 33) and spread_taps(40) == (1, 10, 19, 28, 37)
+    assert spread_taps(64) == (1, 16, 31, 46, 61) and spread_taps(36, 1) == (18,)
+
+
+def test_a_mask_that_is_a_token_is_the_targets_row_and_stays():
+    drafter = replace(PLAIN, mask_token=3)
+    params = drafter.initial(TARGET, WEIGHTS, np.ones(TARGET.vocab, int), jax.random.key(0))
+    check_params(drafter.specs(TARGET), params, "a block drafter")
+    np.testing.assert_array_equal(params["mask"], WEIGHTS["embed"][3])
+    assert not drafter.specs(TARGET)["mask"].trainable and PLAIN.specs(TARGET)["mask"].trainable
+
+
+def test_what_cannot_be_is_named():
+    with pytest.raises(ValueError, match="layout is 'shifted'"):
+        Block((0,), layout="shifted")
+    with pytest.raises(ValueError, match=r"5 layers.*collide"):
+        spread_taps(5)
+    with pytest.raises(ValueError, match="colliding: 1"):
+        Block((1, 1))
+    with pytest.raises(ValueError, match=r"no taps \[3\]"):
+        Block((0, 3)).specs(TARGET)
+    with pytest.raises(ValueError, match="mask_token is 29"):
+        Block((0,), mask_token=29).specs(TARGET)
+    with pytest.raises(ValueError, match="decay must be positive"):
+        Block((0,), text=0.0)
