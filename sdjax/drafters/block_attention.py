@@ -43,7 +43,7 @@ def attend_blocks(
 
             return lax.map(of_block, (q, own, place), batch_size=step)
 
-        return one_by_one(of_head)(q, context, own)
+        return one_by_one(jax.checkpoint(of_head))(q, context, own)
 
     mixed = one_by_one(of_sequence)(queries, context, jax.tree.map(by_block, own), segments, place)
     mixed = jnp.swapaxes(mixed, 1, 2).reshape(b * a, groups, -1, width)
