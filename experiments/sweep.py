@@ -7,6 +7,8 @@ runs/NAME/SET; a sweep that was stopped goes on there. The page, runs/NAME/resul
 
     python -m experiments.sweep --config configs/sweep/smollm2.py --page docs/results/smollm2.md
 
+`--beside runs/OTHER` adds the tables of a sweep that ran apart, such as one at another temperature on another core.
+
 Exit codes are those of experiments.decode.
 """
 

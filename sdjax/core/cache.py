@@ -48,7 +48,10 @@ def empty_cache(layers: int, batch: int, kv_heads: int, capacity: int, head_widt
 
 
 def with_rows(tree: Any, rows: int) -> Any:
-    """The same state, with `rows` rows in every cache: those that were there, and zeros. No length may exceed `rows`."""
+    """The same state, with `rows` rows in every cache: those that were there, and zeros.
+
+    A sequence that is longer than `rows` loses its last ones: it must be done.
+    """
 
     def resized(x: Float[Array, "B G S K"]) -> Float[Array, "B G r K"]:
         return jnp.pad(x[:, :, :rows], ((0, 0), (0, 0), (0, max(rows - x.shape[2], 0)), (0, 0)))

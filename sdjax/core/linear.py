@@ -13,12 +13,12 @@ FEWEST = 4  # rows of a bfloat16 product: with fewer, XLA's CPU backend does not
 
 
 def linear(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
-    """x Wᵀ (+ bias), weights stored [out, in], in the type of x and w together."""
+    """x Wᵀ (+ bias), weights stored [out, in], in the type of x and w together; bfloat16 weights have x rounded for it."""
     return affine(x, w, bias, jnp.result_type(x, w))
 
 
 def product(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
-    """x Wᵀ (+ bias), float32."""
+    """x Wᵀ (+ bias), float32; bfloat16 weights have x rounded for it."""
     return affine(x, w, bias, jnp.dtype(jnp.float32))
 
 

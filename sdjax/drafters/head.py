@@ -72,7 +72,7 @@ class DraftHead:
         return product(hidden, params["weight"], params.get("bias"))
 
     def teacher_rows(self, ctx: Context, params: dict[str, Array]) -> Float[Array, "D E"]:
-        """The target's matrix for the drafter's tokens: its logits are `linear` of a final state with it, as float32.
+        """The target's matrix for the drafter's tokens: its logits are `product` of a final state with it.
 
         Gather them once, outside of chunks.
         """

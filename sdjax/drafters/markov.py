@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from sdjax.core.linear import product
+from sdjax.core.linear import product, table_rows
 from sdjax.core.spec import Spec, normal, zeros
 from sdjax.targets.decoder import Decoder
 
@@ -31,7 +31,7 @@ def markov_specs(target: Decoder, kind: Markov, rank: int, size: int) -> dict[st
 
 def markov_bias(p: dict[str, Array], previous: Int[Array, "..."], hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
     """W₂ W₁[previous token], float32; gated: W₂ (g ⊙ W₁[previous]), g = σ(W [slot's state, W₁[previous]] + b)."""
-    e = p["before"][previous].astype(jnp.float32)
+    e = table_rows(p["before"], previous).astype(jnp.float32)
     if "gate" in p:
         e *= jax.nn.sigmoid(product(jnp.concatenate([hidden.astype(jnp.float32), e], -1), p["gate"], p["gate_bias"]))
     return product(e, p["after"])

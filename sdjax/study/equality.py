@@ -17,7 +17,7 @@ from sdjax.study.methods import Arm, Promise
 from sdjax.study.runs import Record
 
 # Logits that rounding may decide, by the target's precision; a larger gap is a fault.
-NEAR_TIE = {"float32": 1e-3, "mixed": 0.1, "bfloat16": 0.5}
+NEAR_TIE = {"float32": 1e-3, "mixed": 0.1, "bfloat16": 1e-3}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class PromptSet:
     arms: Sequence[Mapping[str, Any]]
     mismatches: int
     launches: Sequence[Mapping[str, Any]]
+    precision: str
 
     @classmethod
     def read(cls, name: str, folder: Path) -> "PromptSet":
@@ -34,7 +35,8 @@ class PromptSet:
             raise ValueError(f"{folder} holds no summary.json; run the sweep to its end first")
         found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         launches = json.loads((folder / "launches.json").read_text(encoding="utf-8"))
-        return cls(name, found["arms"], len(found["mismatches"]), launches)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return cls(name, found["arms"], len(found["mismatches"]), launches, config["config"]["target"]["dtype"])
 
 
 def about_methods(methods: Mapping[str, Method], model: Model) -> dict[str, Any]:
@@ -68,10 +70,10 @@ def results_page(title: str, about: Mapping[str, Any], sets: Sequence[PromptSet]
 
 
 def preface(sets: Sequence[PromptSet]) -> str:
-    """Where and by what the figures were made."""
-    last = sets[0].launches[-1]
+    """Where and by what the figures were made: one command for each sweep that joins the page."""
+    made = dict.fromkeys(f"`{s.launches[-1]['command']}` {place(s.launches[-1])}, target in {s.precision}" for s in sets)
     return (
-        f"Made by `{last['command']}` {place(last)}. τ counts the bonus token (plain decoding is 1); "
+        f"Made by {'; '.join(made)}. τ counts the bonus token (plain decoding is 1); "
         "speed-ups are measured against plain decoding of the same prompts, interleaved, with a 95 % bootstrap interval; "
         "costs are in plain decoding steps. Definitions: `sdjax/core/metrics.py`."
     )

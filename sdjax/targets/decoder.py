@@ -73,17 +73,20 @@ class Decoder:
             raise ValueError(f"head_width is {self.head_width}; rotary embedding needs an even number")
         if self.windows and len(self.windows) != self.layers:
             raise ValueError(f"windows has {len(self.windows)} entries for {self.layers} layers")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"dtype is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+        if {"dtype": self.dtype, "weights": self.weights} not in map(types, PRECISIONS):
+            raise ValueError(
+                f"dtype is {self.dtype!r} and weights {self.weights!r}; they must be those of `types` for one of "
+                f"{', '.join(PRECISIONS)}"
+            )
 
     @property
     def precision(self) -> str:
         """The name of its types: "mixed" is bfloat16 matrices and float32 else."""
-        named = self.weights in (None, self.dtype)
-        return self.dtype if named else "mixed" if (self.dtype, self.weights) == ("float32", "bfloat16") else f"{self.weights}"
+        return "mixed" if self.weights else self.dtype
 
     @property
     def matrix_dtype(self) -> jnp.dtype:
+        """The type of the matrices, a drafter's too."""
         return jnp.dtype(self.weights or self.dtype)
 
     def specs(self) -> dict[str, Any]:
@@ -231,7 +234,8 @@ class Decoder:
 
 def types(precision: str) -> dict[str, Any]:
     """The fields of a Decoder that make its `precision` this."""
-    return {"dtype": "float32", "weights": "bfloat16"} if precision == "mixed" else {"dtype": precision}
+    mixed = precision == "mixed"
+    return {"dtype": "float32" if mixed else precision, "weights": "bfloat16" if mixed else None}
 
 
 def known_after(value: Int[Array, "..."], event: Array) -> Int[Array, "..."]:

@@ -5,6 +5,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from sdjax.core.cache import Cache
 from sdjax.core.sampling import Warp
@@ -152,3 +153,11 @@ def check_gradients(drafter, loss, frozen=()):
     assert not dead
     by_row = np.abs(states.features).max((0, 2, 3))
     assert by_row[:13].max() > 0 and not by_row[13:].any()
+
+
+def shapes(jaxpr):
+    """Of every array that a program makes, inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (var.aval.shape for var in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from shapes(inner)

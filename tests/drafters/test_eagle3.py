@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from sdjax.core.spec import check_params
 from sdjax.core.types import Law
@@ -27,6 +26,7 @@ from tests.drafters.eagle_texts import (
     check_packing,
     drafted,
     random_params,
+    shapes,
     traced,
     with_gradient,
 )
@@ -112,14 +112,6 @@ def test_chunks_change_nothing(monkeypatch):
     chunked = with_gradient(PAPER)(params, trace)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole[0], chunked[0])
     assert_close_gradients(whole[1][0], chunked[1][0])
-
-
-def shapes(jaxpr):
-    """Of every array that a program makes, inner programs included."""
-    for equation in jaxpr.eqns:
-        yield from (var.aval.shape for var in equation.outvars)
-        for inner in jaxprs_in_params(equation.params):
-            yield from shapes(inner)
 
 
 def test_no_array_spans_rows_times_all_steps():
