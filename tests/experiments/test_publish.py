@@ -116,6 +116,7 @@ class Swept:
         (self.folder / "greetings").mkdir(parents=True)
         files = {
             "methods.json": {"plain": {"training": {}}, "trained": {"training": self.training}},
+            "greetings/config.json": {"config": {"target": {"dtype": "float32"}}},
             "greetings/summary.json": {"arms": arms, "mismatches": []},
             "greetings/launches.json": [
                 {
