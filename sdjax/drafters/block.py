@@ -328,5 +328,6 @@ class Block:
 
     @classmethod
     def tiny(cls, target: Decoder) -> "Block":
-        """With a draft vocabulary and a gate."""
-        return cls((0, target.layers - 1), 3, layers=2, markov="gated", rank=4, sampled=True, head=DraftHead(20), anchors=8)
+        """With a draft vocabulary, a recurrence and a confidence head."""
+        head = DraftHead(20)
+        return cls((0, target.layers - 1), 3, 2, markov="rnn", rank=4, sampled=True, head=head, confidence=1.0, anchors=8)

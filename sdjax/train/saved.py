@@ -60,6 +60,19 @@ def save_drafter(
     hidden.replace(folder)
 
 
+def change_drafter(name_or_path: str | Path, drafter: Drafter, notes: dict[str, Any]) -> None:
+    """Gives a saved drafter other settings and further notes; its weights stay. ValueError where they do not fit these."""
+    folder = drafter_folder(name_or_path)
+    config = read_config(folder)
+    target = rebuild(config["target"])
+    of = lambda drafter: {name: (spec.shape, str(spec.dtype)) for name, spec in by_path(drafter.specs(target)).items()}
+    changes = list(differences(of(rebuild(config["drafter"])), of(drafter)))
+    if changes:
+        raise ValueError(f"{folder} holds other weights than the changed drafter needs: {'; '.join(changes)}")
+    changed = {"drafter": describe(drafter), "notes": config.get("notes", {}) | notes}
+    write_json(folder / CONFIG, config | changed)
+
+
 def load_drafter(name_or_path: str | Path, model: Model | None = None) -> tuple[Any, Any]:
     """A saved drafter and its parameters, widened to the target's dtype, by folder or by its name in zoo/.
 

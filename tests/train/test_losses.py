@@ -101,3 +101,56 @@ def test_packed_documents_are_as_if_alone():
         alone = trace_of(TARGET, target_params(), one, taps=(0,))
         np.testing.assert_allclose(packed.hidden[:, start:end], alone.hidden, atol=1e-5)
         np.testing.assert_allclose(packed.features[:, start:end], alone.features, atol=1e-5)
+
+
+def laws(seed):
+    """Of a drafter and its target, float64."""
+    logits, teacher, _ = (np.asarray(x, np.float64) for x in random_rows(seed))
+    softmax = lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    return softmax(3 * logits), softmax(3 * teacher)
+
+
+def test_lk_losses_are_those_of_the_acceptance_rate():
+    """-log Σ min(p, q); and KL and TV blended by it, nearer to TV the more is accepted."""
+    q, p = laws(4)
+    accepted = np.minimum(p, q).sum(-1)
+    kl, tv = (p * np.log(p / q)).sum(-1), np.abs(p - q).sum(-1) / 2
+    np.testing.assert_allclose(losses.log_acceptance(np.log(q), np.log(p)), -np.log(accepted), rtol=1e-5)
+    for eta in (0.0, 3.0):
+        blend = np.exp(-eta * accepted)
+        found = losses.hybrid_lk(np.log(q), np.log(p), eta)
+        np.testing.assert_allclose(found, blend * kl + (1 - blend) * tv, rtol=1e-4)
+    same = losses.hybrid_lk(np.log(p), np.log(p)), losses.log_acceptance(np.log(p), np.log(p))
+    np.testing.assert_allclose(same, 0, atol=1e-6)
+
+
+def test_gradients_of_lk_losses():
+    """TV's over the acceptance rate, also without any overlap that float32 could hold; the blend itself has none."""
+    q, p = (jnp.asarray(x, jnp.float32) for x in laws(5))
+    gradient = lambda loss: jax.grad(lambda x: loss(x, jnp.log(p)).sum())(jnp.log(q))
+    accepted = jnp.minimum(p, q).sum(-1, keepdims=True)
+    np.testing.assert_allclose(gradient(losses.log_acceptance), gradient(losses.total_variation) / accepted, atol=1e-5)
+    blend = jnp.exp(-3 * accepted)
+    mixed = blend * gradient(losses.forward_kl) + (1 - blend) * gradient(losses.total_variation)
+    np.testing.assert_allclose(gradient(losses.hybrid_lk), mixed, atol=1e-5)
+    apart = jax.grad(losses.log_acceptance)(jnp.array([-200.0, 0.0]), jnp.array([0.0, -300.0]))
+    np.testing.assert_allclose(apart, [-1, 1], atol=1e-5)
+
+
+def test_dpace_weighs_what_a_slot_adds_to_the_accepted_length():
+    random = np.random.default_rng(0)
+    q, seen = random.random((6, 5)), (np.arange(5) < random.integers(0, 6, (6, 1))).astype(np.float32)
+    for alpha in (0.0, 0.5, 1.0):
+        expected = np.zeros((6, 5))
+        for b, j in np.ndindex(6, 5):
+            for m in range(j, int(seen[b].sum())):
+                expected[b, j] += np.prod([(1 - alpha) * q[b, i] + alpha for i in range(m + 1)])
+        np.testing.assert_allclose(losses.dpace_weights(q, seen, alpha), expected * seen, rtol=1e-5)
+    assert not np.any(jax.grad(lambda q: losses.dpace_weights(q, seen, 0.3).sum())(jnp.asarray(q)))
+
+
+def test_binary_cross_entropy_is_its_definition():
+    logits, target = np.linspace(-6, 6, 13), np.linspace(0, 1, 13)
+    sure = 1 / (1 + np.exp(-logits))
+    expected = -target * np.log(sure) - (1 - target) * np.log(1 - sure)
+    np.testing.assert_allclose(losses.binary_cross_entropy(logits, target), expected, atol=1e-6)

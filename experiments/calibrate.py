@@ -1,0 +1,146 @@
+"""Calibrates a drafter's confidence at the temperature that is served: a temperature for each slot.
+
+    python -m experiments.calibrate --drafter runs/train/dspark_smollm2/drafter --write
+
+Decodes held-out prompts, fits the temperatures on every other one (sequential temperature scaling, arXiv:2607.05147), and
+judges them on the rest: expected calibration error and AUC of each slot's survival, with 95 % intervals over prompts. With
+--write the saved drafter keeps them. What is accepted depends on the rule, too: give the one that is served. The last line
+is one JSON object.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import sdjax
+from experiments.config import TargetConfig
+from experiments.launch import decode_in_float32, mistakes_end_the_program
+from experiments.train import read_held_out
+from experiments.train_config import HeldOutConfig
+from sdjax.core.plain import finite
+from sdjax.core.sampling import Warp
+from sdjax.decode.state import Loop, Params
+from sdjax.study.calibration import BINS, Drafts, SlotFigures, figures, fit_temperatures, reliability
+from sdjax.study.prompts import Prompts
+from sdjax.study.survival import served_drafts
+from sdjax.targets.load import Model
+from sdjax.train import tiny_model
+from sdjax.train.saved import change_drafter, load_drafter, load_tuned
+from sdjax.verify.registry import rule_named
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What is calibrated, on what, and where it goes."""
+
+    drafter: str
+    """A saved drafter with a confidence head: a folder, or a name in zoo/."""
+    temperature: float = 1.0
+    """At which the target is sampled."""
+    rule: str = "token"
+    """Who judges the drafts, by the name that experiments.law takes."""
+    target: TargetConfig = TargetConfig()
+    """The drafter's target; the name "tiny" is the tiny world's, from `runs`."""
+    held_out: HeldOutConfig = HeldOutConfig(Prompts(skip=8, count=40))
+    """The prompts: others than those that chose the drafter's checkpoint."""
+    plot: Path | None = None
+    """Writes a reliability plot (PNG) there."""
+    write: bool = False
+    """Writes the temperatures into the saved drafter."""
+    runs: str = "runs"
+    """Where the tiny world's target is."""
+
+
+def main(config: Calibration) -> dict[str, Any]:
+    """Decodes, fits, judges, shows and writes; raises ValueError for a drafter without a confidence head."""
+    rule, warp = rule_named(config.rule), Warp(config.temperature)
+    model = load_model(config)
+    drafter, params = load_drafter(config.drafter, model)
+    if "temperatures" not in {field.name for field in fields(drafter)}:
+        raise ValueError(f"{config.drafter} is a {type(drafter).__name__}, which has no temperatures; take a block drafter")
+    held_out = read_held_out(config.held_out, model)
+    loop = Loop(model.target, replace(drafter, temperatures=()), rule, warp, held_out.stop, held_out.chunk)
+    drafts = served_drafts(loop, Params(model.params, params), held_out.prompts, held_out.max_new, held_out.batch)
+    fitted, judged = halves(drafts)
+    temperatures = fit_temperatures(fitted)
+    before, after = figures(judged), figures(judged, temperatures)
+    show(temperatures, before, after)
+    found = {
+        "drafter": config.drafter,
+        "temperature": config.temperature,
+        "rule": config.rule,
+        "fitted": len(fitted.logits),
+        "judged": len(judged.logits),
+        "temperatures": temperatures.tolist(),
+        "before": [asdict(slot) for slot in before],
+        "after": [asdict(slot) for slot in after],
+    }
+    if config.plot:
+        plot(config.plot, judged, temperatures)
+    if config.write:
+        kept = replace(drafter, temperatures=tuple(temperatures.tolist()))
+        change_drafter(config.drafter, kept, {"calibration": finite(found)})
+    print(json.dumps(finite(found)))
+    return found
+
+
+def load_model(config: Calibration) -> Model:
+    """The target that the drafter was trained on."""
+    if config.target.name == tiny_model.NAME:
+        model = tiny_model.tiny_model(Path(config.runs))
+    else:
+        model = sdjax.load(config.target.name, config.target.dtype)
+    return load_tuned(config.drafter, model)
+
+
+def halves(drafts: Drafts) -> tuple[Drafts, Drafts]:
+    """Those of every other request, and the rest; ValueError where there is one request alone."""
+    _, place = np.unique(drafts.request, return_inverse=True)
+    if place.max() == 0:
+        raise ValueError("drafts of one prompt alone cannot be fitted and judged apart; raise --held-out.prompts.count")
+    of = lambda kept: Drafts(drafts.logits[kept], drafts.accepted[kept], drafts.request[kept])
+    return of(place % 2 == 0), of(place % 2 == 1)
+
+
+def show(temperatures: np.ndarray, before: list[SlotFigures], after: list[SlotFigures]) -> None:
+    """A line for each slot."""
+    shown = Table("slot", "temperature", "survived", "ECE before", "ECE after [95 %]", "AUC [95 %]")
+    span = lambda value, ends: f"{value:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
+    for k, (t, old, new) in enumerate(zip(temperatures, before, after, strict=True), 1):
+        ece, auc = span(new.ece, new.ece_interval), span(new.auc, new.auc_interval)
+        shown.add_row(str(k), f"{t:.2f}", f"{new.observed:.3f}", f"{old.ece:.3f}", ece, auc)
+    Console().print(shown)
+
+
+def plot(path: Path, drafts: Drafts, temperatures: np.ndarray) -> None:
+    """What was stated against what came true, slot by slot, before and after."""
+    import matplotlib.pyplot as plt
+
+    depth = drafts.logits.shape[1]
+    figure, axes = plt.subplots(1, depth, figsize=(2.4 * depth, 2.8), sharey=True, layout="constrained", squeeze=False)
+    weight = np.ones(len(drafts.logits))
+    for k, axis in enumerate(axes[0]):
+        axis.plot([0, 1], [0, 1], "k:", linewidth=0.8)
+        for label, scale in (("as trained", 1.0), ("calibrated", temperatures)):
+            found = reliability(drafts.survival(scale)[:, k], drafts.survived[:, k], weight, BINS)
+            filled = found.count > 0
+            axis.plot(found.predicted[filled], found.observed[filled], "o-", markersize=3, label=label)
+        axis.set(title=f"slot {k + 1}", xlabel="stated survival", xlim=(0, 1), ylim=(0, 1))
+    axes[0, 0].set(ylabel="share that survived")
+    axes[0, 0].legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    with mistakes_end_the_program():
+        decode_in_float32()
+        main(tyro.cli(Calibration, description=__doc__))
