@@ -112,6 +112,10 @@ def test_drafts_are_trees(drafter, temperature):
             assert (tokens[b][siblings] == tokens[b, i]).sum() == 1
         if draft.q is not None:
             assert draft.q_row[b, parent[b, i]] >= 0
+    if draft.survival is not None:
+        survival = np.asarray(draft.survival)
+        assert (survival[:, 0] == 1).all() and (survival >= 0).all()
+        assert (survival[:, 1:] <= np.take_along_axis(survival, parent, 1)[:, 1:]).all()
     if temperature == 0:
         assert draft.law == Law.ONE_HOT and draft.q is None
     if draft.q is not None:

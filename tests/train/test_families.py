@@ -31,7 +31,10 @@ def recipe_of(name: str) -> Recipe:
     joint = config.joint and replace(
         config.joint, weights=tuple((cut(step), weight) for step, weight in config.joint.weights), ramp=cut(config.joint.ramp)
     )
-    return Recipe(TARGET, config.drafter, optimiser, joint, config.frozen)
+    drafter = config.drafter
+    if hasattr(drafter, "base_steps"):
+        drafter = replace(drafter, base_steps=cut(drafter.base_steps))
+    return Recipe(TARGET, drafter, optimiser, joint, config.frozen)
 
 
 def rise(recipe: Recipe, drafter: Any = None) -> float:
