@@ -15,9 +15,27 @@ from sdjax.core.types import Committed, Context, Draft, Trace
 from sdjax.drafters.base import check_length
 from sdjax.drafters.chain import draft_chain, stage_token
 from sdjax.drafters.head import DraftHead, own_tokens
-from sdjax.drafters.losses import cross_entropy, flatten, forward_kl, in_chunks, reverse_kl, total_variation, weighted_mean
+from sdjax.drafters.losses import (
+    cross_entropy,
+    flatten,
+    forward_kl,
+    hybrid_lk,
+    in_chunks,
+    log_acceptance,
+    reverse_kl,
+    total_variation,
+    weighted_mean,
+)
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, truncate_params
 from sdjax.targets.packed import trace_of
+
+DISTANCES = {
+    "forward-kl": forward_kl,
+    "reverse-kl": reverse_kl,
+    "tv": total_variation,
+    "log-acceptance": log_acceptance,
+    "hybrid-lk": hybrid_lk,
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +51,7 @@ class DraftModel:
     length: int = 4
     sampled: bool = True
     head: DraftHead = DraftHead()
-    objective: Literal["text", "forward-kl", "reverse-kl", "tv"] = "forward-kl"
+    objective: Literal["text", "forward-kl", "reverse-kl", "tv", "log-acceptance", "hybrid-lk"] = "forward-kl"
     taps: ClassVar[tuple[Tap, ...]] = ()
 
     def __post_init__(self):
@@ -108,7 +126,6 @@ class DraftModel:
 
         With a draft vocabulary the target's law is cut to it and renormalised, and tokens outside are not learnt as text.
         """
-        distance = {"forward-kl": forward_kl, "reverse-kl": reverse_kl, "tv": total_variation}
         labels, weight = trace.ahead(1)
         hidden = trace_of(self.model, params, trace.batch).hidden
         ids = self.ids(params)
@@ -123,7 +140,7 @@ class DraftModel:
             if self.objective == "text":
                 return cross_entropy(logits, place), agrees.astype(jnp.float32)
             cut = teacher if judge is None else product(theirs, judge)
-            return distance[self.objective](logits, cut), agrees.astype(jnp.float32)
+            return DISTANCES[self.objective](logits, cut), agrees.astype(jnp.float32)
 
         loss, agrees = in_chunks(of_rows, (flatten(hidden), flatten(trace.hidden), flatten(place)), flatten(weight))
         learnt = weight * inside if self.objective == "text" else weight

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sdjax.core.types import Law
-from sdjax.drafters.draft_model import DraftModel
+from sdjax.drafters.draft_model import DISTANCES, DraftModel
 from sdjax.drafters.head import DraftHead
-from sdjax.drafters.losses import cross_entropy, forward_kl, reverse_kl, total_variation
+from sdjax.drafters.losses import cross_entropy
 from sdjax.drafters.tree_model import TreeDraftModel
 from sdjax.trees.tree import Tree
 from tests.drafters.packed_texts import OTHER, TEXT, pack, traced
@@ -42,9 +42,7 @@ def judged(objective):
     return float(loss), float(figures["agreement"]), 0.5 * theirs[:, IDS], theirs
 
 
-@pytest.mark.parametrize(
-    "objective, distance", [("forward-kl", forward_kl), ("reverse-kl", reverse_kl), ("tv", total_variation)]
-)
+@pytest.mark.parametrize("objective, distance", DISTANCES.items())
 def test_the_targets_law_is_cut_to_the_draft_vocabulary(objective, distance):
     loss, agreement, logits, theirs = judged(objective)
     rows = np.array([row for row, _ in PAIRS])
