@@ -1,4 +1,4 @@
-"""DFlash and DSpark against PyPI `speculators`: an exported folder is read by it, and both draft the same behind every anchor."""
+"""DFlash and DSpark against PyPI `speculators`: it reads our folders, and both draft the same behind every anchor."""
 
 import json
 from dataclasses import replace

@@ -125,6 +125,14 @@ def layout_from(settings: Mapping[str, Any], default: BlockLayout, why: str, not
     return default
 
 
+def readings(drafter: Block) -> dict[BlockLayout, Block]:
+    """The same weights under either layout: a block of as many slots, of which one more predicts where the anchor does."""
+    return {
+        "fill_in": replace(drafter, layout="fill_in", length=drafter.width - 1),
+        "anchor_first": replace(drafter, layout="anchor_first", length=drafter.width),
+    }
+
+
 def need_plain(drafter: Block, layout: str, markov: bool) -> None:
     """Raises ValueError for parts that the layout has no place for."""
     if drafter.markov != "none" and not markov:
