@@ -1,8 +1,9 @@
-"""DSpark's drafter for the tiny world's target: the anchor predicts first, a Markov head corrects (arXiv:2607.05147).
+"""DSpark's drafter for the tiny world's target: the anchor predicts first, a Markov head corrects, a confidence head says
+how far each slot is to be trusted (arXiv:2607.05147).
 
     python -m experiments.train --config configs/train/dspark_tiny.py
 
-The embedding and both layers are tapped; the mask is a byte that no text has. Without the paper's confidence head.
+The embedding and both layers are tapped; the mask is a byte that no text has.
 """
 
 from experiments.config import TargetConfig

@@ -31,10 +31,11 @@ def cache_mask(length: Int[Array, " B"], rows: int, positions: Int[Array, "B T"]
 def block_mask(
     mask: Bool[Array, "b T U"], positions: Int[Array, "B T"], block_positions: Int[Array, "B U"], window: int | None
 ) -> Bool[Array, "b T U"]:
-    """Which rows of the block each query sees: those the caller allows, within `window` of it."""
+    """Which rows of the block each query sees: those the caller allows, within `window` of it; a window reaches back only."""
     if window is None:
         return mask
-    return mask & (positions[:, :, None] - block_positions[:, None] < window)
+    back = positions[:, :, None] - block_positions[:, None]
+    return mask & (back >= 0) & (back < window)
 
 
 def attend(

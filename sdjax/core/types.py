@@ -71,7 +71,10 @@ class Committed:
 
 @struct.dataclass
 class Context:
-    """Everything a drafter or a rule may read. p is the anchor's position: tokens[b, :p[b] + 1] are committed."""
+    """Everything a drafter or a rule may read. p is the anchor's position: tokens[b, :p[b] + 1] are committed.
+
+    `step` is the optimiser's, by which a loss may follow a schedule.
+    """
 
     target_params: Any
     cache: Cache
@@ -80,6 +83,7 @@ class Context:
     seed: UInt[Array, " B"]
     target: Any = struct.field(pytree_node=False)
     warp: Warp = struct.field(pytree_node=False)
+    step: Int[Array, ""] | int = 0
 
     @property
     def anchor(self) -> Int[Array, " B"]:

@@ -1,8 +1,9 @@
 """Block drafters: a small decoder that drafts a whole block in one pass, with the target's states in its attention.
 
-DFlash (arXiv:2602.06036) fills masks in behind the anchor; DSpark (arXiv:2607.05147) lets the anchor itself predict, and
-corrects the slots from left to right. Each layer's attention sees the committed tokens as keys and values made of the
-target's tapped states, and the block's own rows; those keys and values depend on a token and a layer alone.
+DFlash (arXiv:2602.06036) fills masks in behind the anchor; DSpark (arXiv:2607.05147) lets the anchor itself predict,
+corrects the slots from left to right, and says how far it trusts them; Domino (arXiv:2605.29707) corrects by a GRU. Each
+layer's attention sees the committed tokens as keys and values made of the target's tapped states, and the block's own
+rows; those keys and values depend on a token and a layer alone.
 """
 
 from dataclasses import dataclass, replace
@@ -19,13 +20,15 @@ from sdjax.core.linear import linear, product
 from sdjax.core.spec import Spec, initialise, normal
 from sdjax.core.types import Committed, Context, Draft, Trace, rows
 from sdjax.drafters.base import check_length, check_tapped, check_taps
-from sdjax.drafters.block_attention import attend_blocks
+from sdjax.drafters.block_attention import run_blocks
+from sdjax.drafters.block_loss import DISTANCES, TEXTS, Slots, judge_slots
 from sdjax.drafters.chain import chain_of, choose_greedy, choose_sampled
-from sdjax.drafters.eagle_layer import add_mlp, layer_for
+from sdjax.drafters.confidence import confidence_logit, confidence_specs, survival_of
+from sdjax.drafters.eagle_layer import layer_for
 from sdjax.drafters.head import DraftHead, own_tokens
-from sdjax.drafters.losses import cross_entropy, flatten, in_chunks, soft_cross_entropy, total_variation, weighted_mean
-from sdjax.drafters.markov import Markov, markov_bias, markov_specs
-from sdjax.drafters.residual_heads import chain_figures, rank_of
+from sdjax.drafters.losses import dpace_weights, weighted_mean
+from sdjax.drafters.markov import Markov, markov_block, markov_specs, markov_start, markov_step
+from sdjax.drafters.residual_heads import chain_figures
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, rms_norm
 
 
@@ -44,13 +47,19 @@ class Block:
     The block is the anchor and mask slots behind it, at positions p, p + 1, ... Under "fill_in" the slot at position i
     predicts the token at i, so `length` masks follow the anchor, whose own slot is idle; under "anchor_first" it predicts
     the token at i + 1, and one mask fewer is needed. `block_mask` is what slots see of each other. A `markov` head of
-    `rank` adds to each slot's logits what follows the token drafted before it. Where not `sampled`, drafts are argmaxes at
-    any temperature. No parameter depends on `length`: what was trained on long blocks drafts shorter ones.
+    `rank` ("domino": with a GRU `gru` wide) adds to each slot's logits what follows the tokens drafted before it, but for
+    the first `uncorrected` ones. Where not `sampled`, drafts are argmaxes at any temperature. No parameter depends on
+    `length`: what was trained on long blocks drafts shorter ones.
 
     `mask_token` names the row of the target's embedding that masks read; it is kept with the weights, and never learnt
     (None: a learnt vector). `shape` is that of the layers (None: as the target's, without biases, with norms of queries
-    and keys). Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay), and is `text` · CE(token) +
-    `soft` · CE(target's law) + `l1` · Σ|p - q|.
+    and keys). `windows` has a sliding window for each layer (None: none; empty: none anywhere), which ends at the query: such
+    layers are causal within the block whatever `block_mask` says, as in released code.
+
+    Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay), or as D-PACE has it with α = `dpace`. It is
+    `text` · CE(token) + `soft` · CE(target's law) + `l1` · Σ|p - q| + `lk` · hybrid LK + `confidence` · BCE of a confidence
+    head (0: there is none). Of the weight of the text, 1 - step / `base_steps` goes to the CE of the uncorrected logits.
+    With a confidence head drafts say their survival; `temperatures`, from calibration, divide the logit of each slot.
     """
 
     taps: tuple[Tap, ...]
@@ -60,15 +69,23 @@ class Block:
     block_mask: Literal["full", "causal"] = "full"
     markov: Markov = "none"
     rank: int = 256
+    gru: int = 1024
+    uncorrected: int = 0
     sampled: bool = False
     head: DraftHead = DraftHead()
     mask_token: int | None = None
     shape: Decoder | None = None
+    windows: tuple[int | None, ...] = ()
     anchors: int = 512
     decay: float = 4.0
+    dpace: float | None = None
     text: float = 1.0
+    base_steps: int = 0
     soft: float = 0.0
     l1: float = 0.0
+    lk: float = 0.0
+    confidence: float = 0.0
+    temperatures: tuple[float, ...] = ()
 
     def __post_init__(self):
         check_length(self.length)
@@ -76,15 +93,23 @@ class Block:
         for name, known in (
             ("layout", ("fill_in", "anchor_first")),
             ("block_mask", ("full", "causal")),
-            ("markov", ("none", "vanilla", "gated")),
+            ("markov", ("none", "vanilla", "gated", "rnn", "domino")),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
-        for name in ("layers", "rank", "anchors"):
+        for name in ("layers", "rank", "gru", "anchors"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.decay <= 0 or min(self.text, self.soft, self.l1) < 0 or self.text + self.soft + self.l1 == 0:
-            raise ValueError("decay must be positive, and of the weights text, soft and l1 none negative and one positive")
+        weights = (self.text, self.soft, self.l1, self.lk)
+        if self.decay <= 0 or min(weights) < 0 or sum(weights) == 0:
+            raise ValueError("decay must be positive, and of the weights text, soft, l1 and lk none negative and one positive")
+        for name in ("confidence", "uncorrected", "base_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.dpace is not None and not 0 <= self.dpace <= 1:
+            raise ValueError(f"dpace is {self.dpace}; D-PACE's α lies in [0, 1] (None: the weights decay with the slot)")
+        if self.temperatures and (len(self.temperatures) < self.length or min(self.temperatures) <= 0):
+            raise ValueError(f"temperatures are {self.temperatures}; give a positive one for each of {self.length} slots")
 
     @classmethod
     def dflash(cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, **changes: Any) -> "Block":
@@ -94,9 +119,20 @@ class Block:
 
     @classmethod
     def dspark(cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 7, **changes: Any) -> "Block":
-        """DSpark as released, but for its confidence: anchor first, drawn behind a Markov head, 0.1 CE + 0.9 L1."""
-        published = {"layout": "anchor_first", "markov": "vanilla", "sampled": True, "text": 0.1, "l1": 0.9}
+        """DSpark as released: anchor first, drawn behind a Markov head, 0.1 CE + 0.9 L1 + the confidence's BCE."""
+        published = {"layout": "anchor_first", "markov": "vanilla", "sampled": True, "text": 0.1, "l1": 0.9, "confidence": 1.0}
         return cls(taps, length, mask_token=mask_token, **{**published, **changes})
+
+    @classmethod
+    def domino(
+        cls, taps: tuple[Tap, ...], mask_token: int | None, base_steps: int, length: int = 16, **changes: Any
+    ) -> "Block":
+        """Domino as SpecForge trains it: anchor first, argmax behind a GRU but for the first slot, the text's own tokens.
+
+        The uncorrected logits' weight falls from 1 to 0 in `base_steps`: the run's length.
+        """
+        published = {"layout": "anchor_first", "markov": "domino", "uncorrected": 1, "anchors": 256, "decay": 7.0}
+        return cls(taps, length, mask_token=mask_token, base_steps=base_steps, **{**published, **changes})
 
     @property
     def depth(self) -> int:
@@ -114,10 +150,10 @@ class Block:
     def model(self, target: Decoder) -> Decoder:
         """The shape of the layers."""
         plain = replace(target, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=True)
-        return replace(layer_for(target, self.shape or plain), layers=self.layers)
+        return replace(layer_for(target, self.shape or plain), layers=self.layers, windows=self.windows)
 
     def specs(self, target: Decoder) -> dict[str, Any]:
-        """{fc, hidden_norm, layers, norm, mask, head}, and {markov} where there is one."""
+        """{fc, hidden_norm, layers, norm, mask, head}, and {markov, confidence}, each where there is one."""
         check_tapped(target, self.taps)
         if self.mask_token is not None and not 0 <= self.mask_token < target.vocab:
             raise ValueError(f"mask_token is {self.mask_token}; the target's vocabulary has the ids 0..{target.vocab - 1}")
@@ -132,7 +168,9 @@ class Block:
             "head": self.head.specs(target),
         }
         if self.markov != "none":
-            specs["markov"] = markov_specs(target, self.markov, self.rank, self.head.size or target.vocab)
+            specs["markov"] = markov_specs(target, self.markov, self.rank, self.head.size or target.vocab, self.gru)
+        if self.confidence:
+            specs["confidence"] = confidence_specs(target, self.rank if "before" in specs.get("markov", {}) else 0)
         return specs
 
     def initial(
@@ -159,11 +197,17 @@ class Block:
         """Which slots of the block each slot sees."""
         return causal_mask(self.width) if self.block_mask == "causal" else jnp.ones((1, self.width, self.width), bool)
 
-    def corrected(
-        self, params: Any, logits: Float[Array, "... D"], hidden: Float[Array, "... E"], previous: Int[Array, "..."]
-    ) -> Float[Array, "... D"]:
-        """Of slots whose last token is `previous`: what the head makes of them, and what the Markov head adds."""
-        return logits if self.markov == "none" else logits + markov_bias(params["markov"], previous, hidden)
+    def told(self, numbers: Float[Array, "... r"], slot: Int[Array, "..."]) -> Float[Array, "... r"]:
+        """What the Markov head makes its bias of: nothing at the slots that it leaves alone."""
+        return jnp.where((slot >= self.uncorrected)[..., None], numbers, 0.0)
+
+    def told_of_text(
+        self, ctx: Context, params: Any, previous: Int[Array, "B A N"], hidden: Float[Array, "B A N E"]
+    ) -> Float[Array, "B A N r"] | None:
+        """`told` along blocks whose tokens are known: `previous` are those before each slot. None without a head."""
+        if self.markov == "none":
+            return None
+        return self.told(markov_block(ctx, params["markov"], previous, hidden), jnp.arange(self.length))
 
     def empty(self, target: Decoder, batch: int, capacity: int) -> Cache:
         return self.model(target).empty_cache(batch, capacity)
@@ -178,21 +222,34 @@ class Block:
 
     def propose(self, ctx: Context, params: Any, state: Cache) -> tuple[Draft, None]:
         """One pass for all slots; with a Markov head, then a short step for each."""
-        ids, hidden = params["head"].get("ids"), self.slots(ctx, params, state)
+        hidden = self.slots(ctx, params, state)
+        places, q = self.choose(ctx, params, hidden)
+        draft = chain_of(ctx, places, q, params["head"].get("ids"))
+        if self.confidence:
+            trust = confidence_logit(params, draft.tokens[:, :-1], hidden)
+            draft = draft.replace(survival=survival_of(trust, self.temperatures))
+        return draft, None
+
+    def choose(
+        self, ctx: Context, params: Any, hidden: Float[Array, "B N E"]
+    ) -> tuple[Int[Array, "N B"], Float[Array, "N B D"] | None]:
+        """A token for each slot, as a place in the draft vocabulary, and the law it was drawn from (None: argmax)."""
+        ids, head = params["head"].get("ids"), params.get("markov")
         choose = choose_sampled if self.sampled and not ctx.warp.greedy else choose_greedy
-        slots = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (self.head.logits(ctx, params["head"], hidden), hidden))
+        by_slot = lambda x: jnp.swapaxes(x, 0, 1)
+        logits, numbers = by_slot(self.head.logits(ctx, params["head"], hidden)), jnp.arange(self.length)
+        if head is None:
+            return jax.vmap(lambda logits, number: choose(logits, ctx, number + 1))(logits, numbers)
 
-        def one(previous: Array, slot: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array | None]]:
-            logits, hidden, depth = slot
-            place, q = choose(self.corrected(params, logits, hidden, previous), ctx, depth)
-            return place if ids is None else ids[place], (place, q)
+        def behind(before: tuple[Array, Array], slot: tuple[Array, Array, Array]) -> tuple[Any, Any]:
+            previous, memory = before
+            logits, hidden, number = slot
+            memory, told = markov_step(ctx, head, memory, previous, hidden)
+            place, q = choose(logits + product(self.told(told, number), head["after"]), ctx, number + 1)
+            return (place if ids is None else ids[place], memory), (place, q)
 
-        depths = jnp.arange(self.length) + 1
-        if self.markov == "none":
-            places, q = jax.vmap(lambda *slot: one(ctx.anchor, slot)[1])(*slots, depths)
-        else:
-            places, q = lax.scan(one, ctx.anchor, (*slots, depths))[1]
-        return chain_of(ctx, places, q, ids), None
+        start = ctx.anchor, markov_start(head, ctx.anchor.shape)
+        return lax.scan(behind, start, (logits, by_slot(hidden), numbers))[1]
 
     def slots(self, ctx: Context, params: Any, state: Cache) -> Float[Array, "B N E"]:
         """The final states of the slots that predict, behind the anchor."""
@@ -203,27 +260,41 @@ class Block:
     def loss(
         self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        """Blocks behind random anchors, drawn anew by `key`: Σ w · loss / Σ w over their slots, w = exp(-j / decay).
+        """Blocks behind random anchors, drawn anew by `key`: of each objective Σ w · loss / Σ w over all their slots.
 
         A block is learnt up to its first token that is not learnt from. The target's law is cut to the draft vocabulary and
-        renormalised; tokens outside are not learnt as text.
+        renormalised; tokens outside are not learnt as text, and to D-PACE they have probability 0.
         """
         place, drawn = self.draw_anchors(trace, key)
         labels, weight = self.labels(trace, place, drawn)
+        label, inside = own_tokens(params["head"].get("ids"), labels)
         hidden = self.run_blocks(ctx, params, trace, place)
-        out, inside = self.judge(ctx, params, trace, place, hidden, labels, weight)
-        decayed = weight * jnp.exp(-jnp.arange(self.length) / self.decay)
+        previous = jnp.concatenate([rows(trace.batch.tokens, place)[..., None], labels[..., :-1]], -1)
+        told = self.told_of_text(ctx, params, previous, hidden)
+        trust = confidence_logit(params, previous, hidden) if self.confidence else None
+        objectives = self.objectives(ctx)
+        theirs = self.teachers(trace, place) if objectives.keys() - TEXTS else None
+        slots = Slots(hidden, told, trust, theirs, label)
+        wanted = objectives.keys() if self.dpace is None else objectives.keys() | {"text"}
+        out = judge_slots(ctx, self.head, params, slots, weight, wanted)
+        if self.dpace is None:
+            by_slot = weight * jnp.exp(-jnp.arange(self.length) / self.decay)
+        else:
+            by_slot = dpace_weights(jnp.exp(-out["text"]) * inside, weight, self.dpace)
         loss = jnp.float32(0)
-        for name, scale in self.objectives.items():
-            loss += scale * weighted_mean(out[name], decayed * inside if name == "text" else decayed)
+        for name, scale in objectives.items():
+            loss += scale * weighted_mean(out[name], by_slot * inside if name in TEXTS else by_slot)
         ranks = jnp.where(inside, out["rank"], ctx.target.vocab)
         return loss, chain_figures(jnp.moveaxis(ranks, -1, 0), jnp.moveaxis(weight, -1, 0))
 
-    @property
-    def objectives(self) -> dict[str, float]:
-        """What is minimised, each with its weight."""
-        weights = {"text": self.text, "soft": self.soft, "l1": self.l1}
-        return {name: weight for name, weight in weights.items() if weight}
+    def objectives(self, ctx: Context) -> dict[str, Float[Array, ""] | float]:
+        """What is minimised, each with its weight at this step of training."""
+        weights: dict[str, Any] = {name: getattr(self, name) for name in ("text", *DISTANCES, "confidence")}
+        weights = {name: weight for name, weight in weights.items() if weight}
+        if self.text and self.base_steps:
+            base = jnp.clip(1 - ctx.step / self.base_steps, 0, 1)
+            weights |= {"base": self.text * base, "text": self.text * (1 - base)}
+        return weights
 
     def draw_anchors(self, trace: Trace, key: Key[Array, ""]) -> tuple[Int[Array, "B A"], Float[Array, "B A"]]:
         """Different places of each row, and which are anchors: learnt from themselves, as is the token behind them.
@@ -245,59 +316,10 @@ class Block:
 
     def run_blocks(self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B A"]) -> Float[Array, "B A N E"]:
         """`slots` of the block behind each anchor, which sees its document before it: all blocks in one pass."""
-        batch, model, context = trace.batch, self.model(ctx.target), self.fuse(ctx, params, trace.features)
-        at = lambda x: jnp.take_along_axis(x, place, 1)
-        x = self.inputs(ctx, params, at(batch.tokens))
-        shape, (b, a, r, e) = (model.heads, model.head_width), x.shape
-        positions = at(batch.positions)[:, :, None] + jnp.arange(r)
-        angles = model.rope.angles(batch.positions, model.head_width)
-        own_angles = model.rope.angles(positions.reshape(b, a * r), model.head_width)
-
-        @jax.checkpoint
-        def layer(x: Array, p: dict[str, Array]) -> Array:
-            q, own = model.project(p, rms_norm(x, p["attn_norm"], model.norm_eps), own_angles)
-            given, scale = model.keys_and_values(p, context, angles), model.head_width**-0.5
-            q = q.reshape(b, a, r, *shape)
-            mixed = attend_blocks(q, given, own, batch.segments, place, self.slots_seen()[0], scale)
-            return add_mlp(model, p, x + linear(mixed.reshape(b, a * r, -1), p["o"], p.get("o_bias")))
-
-        x = x.reshape(b, a * r, e)
-        for p in params["layers"]:
-            x = layer(x, p)
-        return rms_norm(x, params["norm"], model.norm_eps).reshape(b, a, r, e)[:, :, -self.length :]
-
-    def judge(
-        self,
-        ctx: Context,
-        params: Any,
-        trace: Trace,
-        place: Int[Array, "B A"],
-        hidden: Float[Array, "B A N E"],
-        labels: Int[Array, "B A N"],
-        weight: Float[Array, "B A N"],
-    ) -> tuple[dict[str, Float[Array, "B A N"]], Bool[Array, "B A N"]]:
-        """Each objective and the label's rank, slot by slot, behind the text's own tokens; and which labels can be drafted."""
-        head, text = params["head"], rows(trace.batch.tokens, place)[..., None]
-        tokens, inside = own_tokens(head.get("ids"), labels)
-        previous = jnp.concatenate([text, labels[..., :-1]], -1)
-        judge = lax.stop_gradient(self.head.teacher_rows(ctx, head)) if self.soft or self.l1 else None
-        theirs = None if judge is None else self.teachers(trace, place)
-
-        def of_rows(part: Any) -> dict[str, Array]:
-            mine, theirs, tokens, previous = part
-            logits = self.corrected(params, self.head.logits(ctx, head, mine), mine, previous)
-            out = {"rank": rank_of(lax.stop_gradient(logits), tokens)}
-            if self.text:
-                out["text"] = cross_entropy(logits, tokens)
-            if judge is not None:
-                law = lax.stop_gradient(product(theirs, judge))
-                out |= {"soft": soft_cross_entropy(logits, law)} if self.soft else {}
-                out |= {"l1": 2 * total_variation(logits, law)} if self.l1 else {}
-            return out
-
-        every = lambda x: flatten(flatten(x))
-        out = in_chunks(of_rows, jax.tree.map(every, (hidden, theirs, tokens, previous)), every(weight))
-        return jax.tree.map(lambda x: x.reshape(labels.shape), out), inside
+        context = self.fuse(ctx, params, trace.features)
+        x = self.inputs(ctx, params, jnp.take_along_axis(trace.batch.tokens, place, 1))
+        hidden = run_blocks(self.model(ctx.target), params, x, context, trace.batch, place, self.slots_seen()[0])
+        return hidden[:, :, -self.length :]
 
     def teachers(self, trace: Trace, place: Int[Array, "B A"]) -> Float[Array, "B A N E"]:
         """The target's final state that predicts each slot's token."""

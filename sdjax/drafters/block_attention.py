@@ -1,14 +1,53 @@
-"""Attention of the blocks that training hangs on a text's anchors: each sees the text before its anchor, and itself."""
+"""The blocks that training hangs on a text's anchors: each sees the text before its anchor, and itself."""
+
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from sdjax.core.attention import every_head, fold_heads, mix, one_by_one, unfold_heads
+from sdjax.core.attention import block_mask, every_head, fold_heads, mix, one_by_one, unfold_heads
 from sdjax.core.cache import KV
+from sdjax.core.linear import linear
+from sdjax.core.types import Batch
+from sdjax.drafters.eagle_layer import add_mlp
+from sdjax.targets.decoder import Decoder, rms_norm
 
 QUERIES = 512  # of one kv head whose scores are held at a time
+
+
+def run_blocks(
+    model: Decoder,
+    params: Any,
+    x: Float[Array, "B A R E"],
+    context: Float[Array, "B T E"],
+    batch: Batch,
+    place: Int[Array, "B A"],
+    mask: Bool[Array, "R R"],
+) -> Float[Array, "B A R E"]:
+    """The layers and the norm of `params` on a block of R rows behind each of A places, all at once.
+
+    `context` is what the keys and values of the text are made of; `mask` says which rows of its block each row sees.
+    """
+    shape, (b, a, r, e) = (model.heads, model.head_width), x.shape
+    positions = jnp.take_along_axis(batch.positions, place, 1)[:, :, None] + jnp.arange(r)
+    angles = model.rope.angles(batch.positions, model.head_width)
+    own_angles = model.rope.angles(positions.reshape(b, a * r), model.head_width)
+
+    @partial(jax.checkpoint, static_argnums=2)
+    def layer(x: Array, p: dict[str, Array], window: int | None) -> Array:
+        q, own = model.project(p, rms_norm(x, p["attn_norm"], model.norm_eps), own_angles)
+        given, scale = model.keys_and_values(p, context, angles), model.head_width**-0.5
+        q = q.reshape(b, a, r, *shape)
+        mixed = attend_blocks(q, given, own, batch.segments, place, mask, scale, window)
+        return add_mlp(model, p, x + linear(mixed.reshape(b, a * r, -1), p["o"], p.get("o_bias")))
+
+    x = x.reshape(b, a * r, e)
+    for p, window in zip(params["layers"], model.windows or (None,) * model.layers, strict=True):
+        x = layer(x, p, window)
+    return rms_norm(x, params["norm"], model.norm_eps).reshape(b, a, r, e)
 
 
 def attend_blocks(
@@ -19,18 +58,21 @@ def attend_blocks(
     place: Int[Array, "B A"],
     mask: Bool[Array, "R R"],
     scale: float,
+    window: int | None = None,
 ) -> Float[Array, "B A R H K"]:
     """Row i of the block at place[b, a] sees its document's tokens before that place, and of its block those of mask[i].
 
-    `context` holds a row for each of the text's T tokens, `own` one for each of the A·R rows of the blocks. No mask or
-    score has all blocks' rows: a few blocks go through at a time, and the backward pass computes their scores anew.
+    With a `window`, of these the `window` newest, itself included, and none behind itself. `context` holds a row for each
+    of the text's T tokens, `own` one for each of the A·R rows of the blocks. No mask or score has all blocks' rows: a few
+    blocks go through at a time, and the backward pass computes their scores anew.
     """
     b, a, r, heads, width = q.shape
     groups = own.k.shape[1]
     by_block = lambda x: x.reshape(b, groups, a, -1, width)
     queries = fold_heads((q * scale).reshape(b * a, r, heads, width), groups)
     queries = jnp.swapaxes(queries.reshape(b, a, groups, -1, width), 1, 2)
-    inside = every_head(mask, heads // groups)
+    own_rows, shared = jnp.arange(r)[None], heads // groups
+    inside = every_head(block_mask(mask[None], own_rows, own_rows, window)[0], shared)
     step = min(max(QUERIES // inside.shape[0], 1), a)
 
     def of_sequence(q: Array, context: KV, own: KV, segments: Array, place: Array) -> Array:
@@ -38,8 +80,9 @@ def attend_blocks(
             @jax.checkpoint
             def of_block(block: tuple[Array, KV, Array]) -> Array:
                 q, own, place = block
-                seen = (segments == segments[place]) & (jnp.arange(len(segments)) < place)
-                return mix(q, context, seen[None], own, inside)
+                seen = ((segments == segments[place]) & (jnp.arange(len(segments)) < place))[None]
+                seen = block_mask(seen[None], place + own_rows, jnp.arange(len(segments))[None], window)[0]
+                return mix(q, context, every_head(seen, shared), own, inside)
 
             return lax.map(of_block, (q, own, place), batch_size=step)
 

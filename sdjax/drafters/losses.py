@@ -76,3 +76,38 @@ def reverse_kl(logits: Float[Array, "... V"], teacher: Float[Array, "... V"]) ->
 def total_variation(logits: Float[Array, "... V"], teacher: Float[Array, "... V"]) -> Float[Array, "..."]:
     """½ Σ |p - q|: one minus the probability that token verification accepts (Leviathan et al. 2022, Thm 3.5)."""
     return 0.5 * jnp.abs(jax.nn.softmax(teacher) - jax.nn.softmax(logits)).sum(-1)
+
+
+def log_acceptance(logits: Float[Array, "... V"], teacher: Float[Array, "... V"]) -> Float[Array, "..."]:
+    """-log Σ min(p, q), the acceptance's own likelihood (LK loss, arXiv:2602.23881): TV's gradient over the acceptance.
+
+    The sum is one of logarithms: laws without overlap still have a gradient.
+    """
+    least = jnp.minimum(jax.nn.log_softmax(teacher), jax.nn.log_softmax(logits))
+    return -jax.nn.logsumexp(least, -1)
+
+
+def hybrid_lk(logits: Float[Array, "... V"], teacher: Float[Array, "... V"], eta: float = 3.0) -> Float[Array, "..."]:
+    """λ KL(p ‖ q) + (1 - λ) TV, λ = exp(-η Σ min(p, q)) without a gradient (arXiv:2602.23881; η = 3 there).
+
+    λ is a row's own, as in `speculators`; SpecForge takes that of a batch's mean acceptance.
+    """
+    apart = total_variation(logits, teacher)
+    blend = lax.stop_gradient(jnp.exp(-eta * (1 - apart)))
+    return blend * forward_kl(logits, teacher) + (1 - blend) * apart
+
+
+def binary_cross_entropy(logits: Float[Array, "..."], target: Float[Array, "..."]) -> Float[Array, "..."]:
+    """-t log σ(logit) - (1 - t) log(1 - σ(logit)), for targets in [0, 1]."""
+    return jax.nn.softplus(logits) - target * logits
+
+
+def dpace_weights(probability: Float[Array, "... N"], seen: Float[Array, "... N"], alpha: float) -> Float[Array, "... N"]:
+    """D-PACE (arXiv:2605.18810): w_j = Σ_{m≥j} Π_{i≤m} ((1 - α) q_i + α), q_i the drafter's probability of the label.
+
+    What slot j adds to the expected accepted length. Slots that are not `seen` count in no sum or product. No gradient.
+    Losses are divided by the weights' sum here; SpecForge divides by the number of texts.
+    """
+    smooth = jnp.where(seen > 0, (1 - alpha) * lax.stop_gradient(probability) + alpha, 1)
+    reach = jnp.cumprod(smooth, -1) * seen
+    return jnp.flip(jnp.cumsum(jnp.flip(reach, -1), -1), -1) * seen

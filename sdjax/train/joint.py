@@ -69,7 +69,7 @@ def training_loss(drafter: Trainable, target: Decoder, joint: Joint | None, opti
         if start:
             tuned = jax.tree.map(lambda x: jnp.where(step < start, lax.stop_gradient(x), x), tuned)
         trace = trace_of(target, tuned, batch, drafter.taps)
-        drafted, metrics = drafter.loss(training_context(target, tuned, batch), own, trace, key)
+        drafted, metrics = drafter.loss(training_context(target, tuned, batch, step), own, trace, key)
         ours = target_loss(joint, target, tuned, untuned, trace)
         both = ours + joint.weight(step, start) * drafted
         return jnp.where(step < start, drafted, both), metrics | {"target_loss": ours, "drafter_loss": drafted}

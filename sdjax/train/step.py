@@ -61,7 +61,7 @@ def drafter_loss(drafter: Trainable, target: Decoder) -> Loss:
     def loss(params: Any, target_params: Any, batch: Batch | Trace, key: Key[Array, ""], step: Int[Array, ""]) -> Value:
         params = working(drafter.specs(target), params)
         trace = widened(batch, target) if isinstance(batch, Trace) else trace_of(target, target_params, batch, drafter.taps)
-        ctx = training_context(target, target_params, trace.batch)
+        ctx = training_context(target, target_params, trace.batch, step)
         return drafter.loss(ctx, params, lax.stop_gradient(trace), key)
 
     return loss

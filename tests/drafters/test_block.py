@@ -1,4 +1,6 @@
-"""Block drafters: training sees what drafting sees, in either layout and under either mask; the loss is its definition."""
+"""Block drafters: training sees what drafting sees, in either layout, under any mask and correction; the loss is its
+definition.
+"""
 
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -8,15 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sdjax.core.linear import product
 from sdjax.core.spec import Spec, check_params, zeros
 from sdjax.core.types import Law, rows
 from sdjax.drafters import block_attention, losses
 from sdjax.drafters.block import Block, spread_taps
+from sdjax.drafters.confidence import confidence_logit, survival_of
 from sdjax.drafters.head import DraftHead
+from sdjax.drafters.markov import gru_step
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.packed import trace_of
 from sdjax.targets.rope import Rope
 from sdjax.train.context import training_context
+from sdjax.train.step import drafter_loss
 from tests.drafters.eagle_texts import (
     LENGTHS,
     PACKED,
@@ -38,7 +44,7 @@ from tests.tiny import PROMPTS, TARGET, decode, plain
 pytestmark = pytest.mark.families
 
 ALL = 24  # as many anchors as a text has tokens: none is left to chance
-PLAIN = Block((0, 2), 4, layers=1, sampled=True, anchors=ALL, decay=3.0)
+PLAIN = Block((0, 2), 4, layers=1, sampled=True, anchors=ALL, decay=3.0, confidence=0.8)
 DRAWN = replace(
     PLAIN, layout="anchor_first", markov="gated", rank=5, head=DraftHead(20, trained=True), text=0.3, soft=0.5, l1=0.9
 )
@@ -46,11 +52,14 @@ SHAPE = replace(TARGET, heads=2, kv_heads=1, ffw=20, rope=Rope(100.0), norm_eps=
 CAUSAL = replace(
     DRAWN, layers=2, block_mask="causal", markov="vanilla", head=DraftHead(), shape=SHAPE, taps=("embed", 1, "final")
 )
+DOMINO = replace(CAUSAL, layout="fill_in", markov="domino", gru=6, uncorrected=1, soft=0.0, l1=0.0, confidence=0.0)
+WINDOWS = replace(DRAWN, layers=2, markov="rnn", windows=(4, None))
 VARIANTS = {
     "fill_in-full": PLAIN,
-    "fill_in-causal": replace(CAUSAL, layout="fill_in"),
-    "anchor_first-full": DRAWN,
-    "anchor_first-causal": CAUSAL,
+    "fill_in-causal-domino": DOMINO,
+    "anchor_first-full-gated": DRAWN,
+    "anchor_first-causal-vanilla": CAUSAL,
+    "anchor_first-windows-rnn": WINDOWS,
 }
 every_variant = pytest.mark.parametrize("drafter", list(VARIANTS.values()), ids=list(VARIANTS))
 loss_of = cache(with_gradient)
@@ -58,22 +67,64 @@ loss_of = cache(with_gradient)
 
 @partial(jax.jit, static_argnames="drafter")
 def trained(drafter, params, trace, place):
-    """The slots' states, and their logits behind the text's own tokens: [B, A, N, ...]."""
+    """The slots' states, and behind the text's own tokens their logits and how far they are trusted: [B, A, N, ...]."""
     ctx = training_context(TARGET, WEIGHTS, trace.batch)
     hidden = drafter.run_blocks(ctx, params, trace, place)
     behind = jnp.minimum(place[..., None] + jnp.arange(drafter.length), trace.batch.tokens.shape[1] - 1)
-    logits = drafter.head.logits(ctx, params["head"], hidden)
-    return hidden, drafter.corrected(params, logits, hidden, rows(trace.batch.tokens, behind))
+    previous = rows(trace.batch.tokens, behind)
+    logits, told = drafter.head.logits(ctx, params["head"], hidden), drafter.told_of_text(ctx, params, previous, hidden)
+    logits = logits if told is None else logits + product(told, params["markov"]["after"])
+    return hidden, logits, confidence_logit(params, previous, hidden) if drafter.confidence else None
 
 
 @every_variant
 def test_training_sees_what_drafting_sees(drafter):
-    """Slot j of the block behind an anchor is the law from which draft j + 1 behind that anchor is drawn."""
+    """Slot j of the block behind an anchor is the law from which draft j + 1 behind that anchor is drawn, and as trusted."""
     draft, batch = drafted(drafter)
     assert draft.law == Law.IID
-    _, logits = trained(drafter, random_params(drafter), traced(batch, drafter.taps), jnp.asarray(LENGTHS)[:, None])
+    _, logits, trust = trained(drafter, random_params(drafter), traced(batch, drafter.taps), jnp.asarray(LENGTHS)[:, None])
     ids = random_params(drafter)["head"].get("ids", np.arange(TARGET.vocab))
     np.testing.assert_allclose(np.log(draft.q[:, :, ids]), jax.nn.log_softmax(logits[:, 0]), atol=1e-4)
+    if drafter.confidence:
+        assert (draft.survival[:, 0] == 1).all() and np.ptp(draft.survival[:, 1:]) > 0.1
+        np.testing.assert_allclose(draft.survival[:, 1:], np.cumprod(jax.nn.sigmoid(trust[:, 0]), -1), atol=1e-5)
+
+
+@pytest.mark.parametrize("drafter", [DOMINO, DRAWN, WINDOWS], ids=["domino", "gated", "rnn"])
+def test_slots_are_told_of_all_earlier_tokens_or_of_the_last(drafter):
+    """Never of their own or a later one; trust looks at the last alone, and what is left uncorrected at none."""
+    params, trace, at = random_params(drafter), traced(texts(), drafter.taps), 11
+    of = lambda trace: trained(drafter, params, trace, jnp.full((3, 1), at))[1:]
+    recurrent = drafter.markov in ("domino", "rnn")
+    for slot in range(1, 4):  # the anchor's own embedding is in every slot's state
+        tokens = trace.batch.tokens.at[:, at + slot].add(1) % TARGET.vocab
+        other = trace.replace(batch=trace.batch.replace(tokens=tokens))
+        moved = lambda a, b: [float(np.abs(a[:, 0, j] - b[:, 0, j]).max()) > 1e-5 for j in range(4)]
+        told = [slot <= j if recurrent else slot == j for j in range(4)]
+        told = [seen and j >= drafter.uncorrected for j, seen in enumerate(told)]
+        assert moved(of(trace)[0], of(other)[0]) == told
+        if drafter.confidence:
+            assert moved(of(trace)[1][..., None], of(other)[1][..., None]) == [slot == j for j in range(4)]
+
+
+def test_the_first_slots_are_left_alone():
+    """The anchor is told to the GRU all the same."""
+    params, trace, place = random_params(DOMINO), traced(texts(), DOMINO.taps), jnp.full((3, 1), 11)
+    base = trained(replace(DOMINO, uncorrected=4), params, trace, place)[1]
+    later, all_ = (trained(replace(DOMINO, uncorrected=n), params, trace, place)[1] for n in (1, 0))
+    np.testing.assert_array_equal(later[:, :, 0], base[:, :, 0])
+    np.testing.assert_array_equal(later[:, :, 1:], all_[:, :, 1:])
+    assert (np.abs(all_ - base).max((0, 1, 3)) > 1e-3).all()
+
+
+def test_the_gru_is_pytorchs():
+    """Gate by gate in its order: h ← (1 - z) n + z h, the reset gate inside the new state's recurrent half."""
+    random, sigmoid = np.random.default_rng(0), lambda x: 1 / (1 + np.exp(-x))
+    into, state, x, h = (random.normal(size=size) for size in ((12, 3), (12, 4), (2, 3), (2, 4)))
+    r, z = (sigmoid(x @ into[i : i + 4].T + h @ state[i : i + 4].T) for i in (0, 4))
+    expected = (1 - z) * np.tanh(x @ into[8:].T + r * (h @ state[8:].T)) + z * h
+    p = {"gru_in": jnp.float32(into), "gru_state": jnp.float32(state)}
+    np.testing.assert_allclose(gru_step(p, jnp.float32(h), jnp.float32(x)), expected, atol=1e-5)
 
 
 @every_variant
@@ -81,7 +132,7 @@ def test_a_block_sees_nothing_from_its_anchor_on(drafter):
     """But the anchor's token: not its state, nor any token or state behind it; and of the text before it, all."""
     params, trace, at = random_params(drafter), traced(texts(), drafter.taps), 11
     place = jnp.full((3, 1), at)
-    hidden, _ = trained(drafter, params, trace, place)
+    hidden, *_ = trained(drafter, params, trace, place)
     tokens = trace.batch.tokens.at[:, at + 1 :].set(1)
     later = trace.replace(batch=trace.batch.replace(tokens=tokens), features=trace.features.at[:, at:].add(3.0))
     np.testing.assert_array_equal(hidden, trained(drafter, params, later, place)[0])
@@ -92,12 +143,27 @@ def test_a_block_sees_nothing_from_its_anchor_on(drafter):
     assert (np.abs(hidden - trained(drafter, params, other, place)[0]).max((1, 3)) > 1e-4).all()
 
 
-@pytest.mark.parametrize("drafter", [PLAIN, CAUSAL], ids=["full", "causal"])
+BACK = replace(PLAIN, windows=(4,))
+
+
+@pytest.mark.parametrize("drafter", [PLAIN, CAUSAL, BACK], ids=["full", "causal", "window"])
 def test_slots_see_each_other_under_the_mask(drafter):
     """All do, or each those before it: a shorter block is then the beginning of a longer one."""
     params, trace, place = random_params(drafter), traced(texts(), drafter.taps), jnp.full((3, 1), 11)
     long, short = (trained(replace(drafter, length=n), params, trace, place)[0] for n in (4, 2))
-    assert np.allclose(long[:, :, :2], short, atol=1e-5) == (drafter.block_mask == "causal")
+    assert np.allclose(long[:, :, :2], short, atol=1e-5) == (drafter is not PLAIN)
+
+
+def test_a_window_ends_at_the_query():
+    """Row i of a block sees the text at most three places before its own, and the anchor as long."""
+    params, trace, at = random_params(BACK), traced(texts(), BACK.taps), 11
+    of = lambda trace: trained(BACK, params, trace, jnp.full((3, 1), at))[0]
+    moved = lambda other: [float(np.abs(of(trace) - of(other))[:, :, j].max()) > 1e-6 for j in range(4)]
+    slots = at + 1 + np.arange(4)  # filled in: the anchor's own is not among them
+    for place in range(at - 5, at):
+        assert moved(trace.replace(features=trace.features.at[:, place].add(3.0))) == (slots - place < 4).tolist()
+    tokens = trace.batch.tokens.at[:, at].add(1) % TARGET.vocab
+    assert moved(trace.replace(batch=trace.batch.replace(tokens=tokens))) == (slots - at < 4).tolist()
 
 
 @pytest.mark.parametrize("drafter", [PLAIN, CAUSAL], ids=["full", "causal"])
@@ -110,42 +176,74 @@ def test_packed_is_unpacked(drafter):
     check_packing(drafter, loss_of(drafter))
 
 
-def test_gradients_reach_all_and_leak_nowhere():
-    check_gradients(DRAWN, loss_of(DRAWN))
+@pytest.mark.parametrize("drafter", [DRAWN, DOMINO, WINDOWS], ids=["gated", "domino", "rnn"])
+def test_gradients_reach_all_and_leak_nowhere(drafter):
+    check_gradients(drafter, loss_of(drafter))
 
 
-@pytest.mark.parametrize("drafter", [DRAWN, replace(PLAIN, head=DraftHead(20), anchors=5)], ids=["all", "few"])
+FEW = replace(PLAIN, head=DraftHead(20), anchors=5, lk=0.7)
+
+
+@pytest.mark.parametrize("drafter", [DRAWN, FEW, replace(FEW, dpace=0.3)], ids=["all", "few", "dpace"])
 def test_loss_is_its_definition(drafter):
-    """Slot by slot, in float64: which blocks and slots count, the cut law, the decay, accuracies and τ."""
+    """Slot by slot, in float64: which blocks and slots count, the cut law, the weights, the trust, accuracies and τ."""
     params, trace, key = random_params(drafter), traced(PACKED, drafter.taps), jax.random.key(0)
     (loss, metrics), _ = loss_of(drafter)(params, trace)
     place, drawn = (np.asarray(x)[0] for x in drafter.draw_anchors(trace, key))
-    logits = np.asarray(trained(drafter, params, trace, jnp.asarray(place)[None])[1], np.float64)[0]
+    _, logits, trust = trained(drafter, params, trace, jnp.asarray(place)[None])
+    logits, trust = np.asarray(logits, np.float64)[0], np.asarray(trust, np.float64)[0]
     teacher = np.asarray(TARGET.unembed(WEIGHTS, trace.hidden), np.float64)[0]
     tokens, segments, mask = (np.asarray(x)[0] for x in (PACKED.tokens, PACKED.segments, PACKED.loss_mask))
     ids = np.asarray(params["head"]["ids"]).tolist()
     softmax = lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum()
-    text, soft, l1, hits = [], [], [], []
-    for r, here in zip(place[drawn > 0], logits[drawn > 0], strict=True):
+    hits, found = [], {name: [] for name in ("text", "soft", "l1", "lk", "confidence")}
+    for r, here, trusted in zip(place[drawn > 0], logits[drawn > 0], trust[drawn > 0], strict=True):
         assert mask[r] and mask[r + 1] and segments[r] == segments[r + 1]
         hits.append([])
+        block = []
         for j in range(drafter.length):
             at = r + j + 1
             if at >= len(tokens) or not mask[at] or segments[at] != segments[r]:
                 break
-            q, p, weight = softmax(here[j]), softmax(teacher[at - 1, ids]), np.exp(-j / drafter.decay)
-            soft.append((weight, -(p * np.log(q)).sum()))
-            l1.append((weight, np.abs(p - q).sum()))
-            if tokens[at] in ids:
-                text.append((weight, -np.log(q[ids.index(tokens[at])])))
+            q, p, whole = softmax(here[j]), softmax(teacher[at - 1, ids]), softmax(teacher[at - 1])
+            drafted = q[ids.index(tokens[at])] if tokens[at] in ids else 0.0
+            accepted, tv = np.minimum(q, whole[ids]).sum(), np.abs(p - q).sum() / 2
+            blend, certain = np.exp(-3 * (1 - tv)), 1 / (1 + np.exp(-trusted[j]))
+            losses_here = {
+                "soft": -(p * np.log(q)).sum(),
+                "l1": 2 * tv,
+                "lk": blend * (p * np.log(p / q)).sum() + (1 - blend) * tv,
+                "confidence": -accepted * np.log(certain) - (1 - accepted) * np.log(1 - certain),
+            } | ({"text": -np.log(drafted)} if drafted else {})
+            block.append((drafted, losses_here))
             hits[-1].append(ids[q.argmax()] == tokens[at])
+        for j, (_, losses_here) in enumerate(block):
+            weight = np.exp(-j / drafter.decay)
+            if drafter.dpace is not None:
+                smooth = [(1 - drafter.dpace) * drafted + drafter.dpace for drafted, _ in block]
+                weight = sum(np.prod(smooth[: m + 1]) for m in range(j, len(block)))
+            for name, value in losses_here.items():
+                found[name].append((weight, value))
     mean = lambda pairs: np.prod(pairs, 1).sum() / np.array(pairs)[:, 0].sum()
-    expected = drafter.text * mean(text) + drafter.soft * mean(soft) + drafter.l1 * mean(l1)
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(loss, sum(getattr(drafter, name) * mean(found[name]) for name in found), rtol=1e-5)
     accuracy = [np.mean([row[j] for row in hits if len(row) > j]) for j in range(drafter.length)]
     np.testing.assert_allclose([metrics[f"accuracy_{j + 1}"] for j in range(drafter.length)], accuracy, rtol=1e-6)
     survival = [np.mean([all(row[: j + 1]) for row in hits if len(row) > j]) for j in range(drafter.length)]
     np.testing.assert_allclose(metrics["tau"], 1 + sum(survival), rtol=1e-6)
+
+
+def test_the_uncorrected_logits_hand_over_to_the_corrected():
+    """Linearly, in `base_steps`; at the first step the correction learns nothing."""
+    drafter, params = replace(DOMINO, text=1.0, base_steps=8), random_params(DOMINO)
+    loss = partial(drafter_loss(drafter, TARGET), target_params=WEIGHTS, batch=PACKED, key=jax.random.key(0))
+    gradient_at = jax.jit(jax.value_and_grad(lambda params, step: loss(params, step=step)[0]))
+    (first, early), (some, _), (last, _), (later, late) = (gradient_at(params, step) for step in (0, 2, 8, 20))
+    np.testing.assert_allclose(some, 0.75 * first + 0.25 * last, rtol=1e-5)
+    assert later == last != first
+    assert not any(np.any(x) for x in early["markov"].values()) and all(np.any(x) for x in late["markov"].values())
+    alone = loss_of(replace(DOMINO, markov="none", text=1.0))
+    plain_params = {name: leaf for name, leaf in params.items() if name != "markov"}
+    np.testing.assert_allclose(first, alone(plain_params, traced(PACKED, DOMINO.taps))[0][0], rtol=1e-5)
 
 
 def test_anchors_are_drawn_anew_by_the_key():
@@ -233,6 +331,12 @@ def test_an_oracle_is_accepted_whole_in_its_own_layout_alone(layout, ahead):
         assert (accepted == proposed).all() if drafter is right else accepted.mean() < 1
 
 
+def test_survival_is_of_calibrated_slots():
+    logits = jnp.array([[0.0, 2.0, -1.0]])
+    np.testing.assert_allclose(survival_of(logits), [[1, 0.5, 0.5 / (1 + np.exp(-2)), 0.5 / (1 + np.exp(-2)) / (1 + np.e)]])
+    np.testing.assert_allclose(survival_of(logits[:, :2], (4.0, 0.5, 9.0)), [[1, 0.5, 0.5 / (1 + np.exp(-4))]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_argmaxes_of_few_tokens_change_no_token(temperature):
     drafter = replace(PLAIN, sampled=False, markov="vanilla", rank=3, head=DraftHead(14))
@@ -241,6 +345,8 @@ def test_argmaxes_of_few_tokens_change_no_token(temperature):
 
 def test_presets_are_as_published():
     dflash, dspark = Block.dflash(spread_taps(36), 5), Block.dspark(spread_taps(36), 5)
+    domino = Block.domino(spread_taps(36), 5, base_steps=100)
+    assert (domino.nodes, domino.width, domino.markov, domino.uncorrected) == (17, 16, "domino", 1) and not domino.sampled
     assert (dflash.nodes, dflash.width, dflash.decay) == (16, 16, 7.0) and not dflash.sampled
     assert (dspark.nodes, dspark.width, dspark.decay) == (8, 7, 4.0) and dspark.sampled
     assert spread_taps(36) == (1, 9, 17, 25, 33) and spread_taps(40) == (1, 10, 19, 28, 37)
@@ -268,3 +374,7 @@ def test_what_cannot_be_is_named():
         Block((0,), mask_token=29).specs(TARGET)
     with pytest.raises(ValueError, match="decay must be positive"):
         Block((0,), text=0.0)
+    with pytest.raises(ValueError, match=r"dpace is 1\.5"):
+        Block((0,), dpace=1.5)
+    with pytest.raises(ValueError, match="a positive one for each of 7 slots"):
+        Block((0,), temperatures=(1.0, 2.0))

@@ -1,0 +1,77 @@
+"""What a block drafter's slots are judged by in training: each against the text's token, and the target's law there."""
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+from flax import struct
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from sdjax.core.linear import product
+from sdjax.core.types import Context
+from sdjax.drafters.confidence import acceptance_rate
+from sdjax.drafters.head import DraftHead
+from sdjax.drafters.losses import (
+    binary_cross_entropy,
+    cross_entropy,
+    flatten,
+    hybrid_lk,
+    in_chunks,
+    soft_cross_entropy,
+    total_variation,
+)
+from sdjax.drafters.residual_heads import rank_of
+
+TEXTS = ("text", "base")  # need no target
+DISTANCES = {"soft": soft_cross_entropy, "l1": lambda logits, law: 2 * total_variation(logits, law), "lk": hybrid_lk}
+
+
+@struct.dataclass
+class Slots:
+    """A row for each slot behind each anchor; None is what nobody asks for.
+
+    `told` is what the Markov head's matrix reads, `trust` the confidence's logit, `theirs` the target's final state that
+    predicts the slot's token, `label` that token's place in the draft vocabulary.
+    """
+
+    hidden: Float[Array, "B A N E"]
+    told: Float[Array, "B A N r"] | None
+    trust: Float[Array, "B A N"] | None
+    theirs: Float[Array, "B A N E"] | None
+    label: Int[Array, "B A N"]
+
+
+def judge_slots(
+    ctx: Context, head: DraftHead, params: Any, slots: Slots, needed: Float[Array, "B A N"], wanted: Collection[str]
+) -> dict[str, Float[Array, "B A N"]]:
+    """The label's rank, and of each slot what is `wanted`.
+
+    "text": CE(label); "base": the same without the Markov head; "soft", "l1", "lk": distances of DISTANCES to the target's
+    law, cut to the draft vocabulary and renormalised; "confidence": BCE to the acceptance rate. Slots that are not `needed`
+    may hold anything.
+    """
+    drafted = params["head"]
+    distances = [name for name in DISTANCES if name in wanted]
+    judge = lax.stop_gradient(head.teacher_rows(ctx, drafted)) if distances or "confidence" in wanted else None
+
+    def of_rows(rows: Slots) -> dict[str, Array]:
+        base = head.logits(ctx, drafted, rows.hidden)
+        logits = base if rows.told is None else base + product(rows.told, params["markov"]["after"])
+        out = {"rank": rank_of(lax.stop_gradient(logits), rows.label)}
+        if "text" in wanted:
+            out["text"] = cross_entropy(logits, rows.label)
+        if "base" in wanted:
+            out["base"] = cross_entropy(base, rows.label)
+        if judge is None or rows.theirs is None:
+            return out
+        law = lax.stop_gradient(product(rows.theirs, judge))
+        out |= {name: DISTANCES[name](logits, law) for name in distances}
+        if rows.trust is not None:
+            whole = law if "ids" not in drafted else ctx.target.unembed(ctx.target_params, rows.theirs)
+            out["confidence"] = binary_cross_entropy(rows.trust, acceptance_rate(logits, law, whole))
+        return out
+
+    every = lambda x: flatten(flatten(x))
+    out = in_chunks(of_rows, jax.tree.map(every, slots), every(needed))
+    return jax.tree.map(lambda x: x.reshape(slots.label.shape), out)
