@@ -96,10 +96,15 @@ class Pard:
         positions = ctx.p[:, None] + jnp.arange(self.length)
         x = jnp.concatenate([anchor, masks], 1)
         hidden = self.model.forward(params, x, positions, state, causal_mask(self.length)).hidden
-        logits = self.plain.logits(ctx, params, hidden)
-        return draft_at_once(ctx, logits, self.sampled, self.plain.ids(params)), None
+        return draft_at_once(ctx, self.logits(ctx, params, hidden), self.sampled, self.plain.ids(params)), None
 
-    def run_slots(self, params: Any, trace: Trace, place: Int[Array, "B T"], slots: Slots) -> Float[Array, "B S E"]:
+    def logits(self, ctx: Context, params: Any, hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
+        """DraftModel's."""
+        return self.plain.logits(ctx, params, hidden)
+
+    def run_slots(
+        self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B T"], slots: Slots
+    ) -> Float[Array, "B S E"]:
         """The final states of all slots, where chain i of a row hangs on the token at place[:, i]."""
         first = params["layers"][0]["attn_norm"]
         text, mask = (
@@ -115,9 +120,9 @@ class Pard:
         """Next-token prediction of the text and of the masks behind it, averaged over all slots that are kept (§3.3)."""
         slots = Slots(self.drop.counts(trace.batch.tokens.shape[1], self.length))
         place, weight = draw_chains(self.drop, slots, trace, key, lag=0)
-        hidden = self.run_slots(params, trace, place, slots)
-        head, logits = params.get("head", {}), lambda hidden: self.plain.logits(ctx, params, hidden)
-        at = slots.places(place, by=0), weight
+        hidden = self.run_slots(ctx, params, trace, place, slots)
+        head, at = params.get("head", {}), (slots.places(place, by=0), weight)
+        logits = lambda hidden: self.logits(ctx, params, hidden)
         return chain_loss(ctx, self.head, head, logits, trace, hidden, at, slots, self.text, self.soft)
 
     @classmethod

@@ -117,7 +117,7 @@ class PEagle:
             row = Rows(*self.first.pair(ctx, params, tokens, hidden))
             return self.run_rows(ctx, params, row, positions, state.cache, mask)
 
-        cell = Cell(run, lambda hidden: self.first.logits(ctx, params, hidden), lag=1)
+        cell = Cell(run, lambda hidden: self.logits(ctx, params, hidden), lag=1)
         return extend(cell, state, self.first.fuse(ctx, params, seen.features), seen)
 
     def run_rows(
@@ -144,8 +144,12 @@ class PEagle:
         positions = ctx.p[:, None] + jnp.arange(masks)
         row = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(ctx.p), masks, x.shape[-1])), self.mask_row(ctx, params))
         hidden, _ = self.run_rows(ctx, params, row, positions, state.cache, causal_mask(masks))
-        logits = self.first.logits(ctx, params, jnp.concatenate([state.root[:, None], hidden], 1))
+        logits = self.logits(ctx, params, jnp.concatenate([state.root[:, None], hidden], 1))
         return draft_at_once(ctx, logits, self.sampled, params["head"].get("ids")), None
+
+    def logits(self, ctx: Context, params: Any, hidden: Float[Array, "... E"]) -> Float[Array, "... D"]:
+        """Over the draft vocabulary, from a row's output."""
+        return self.first.logits(ctx, params, hidden)
 
     def run_slots(
         self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B T"], slots: Slots
@@ -164,7 +168,7 @@ class PEagle:
         place, weight = draw_chains(self.drop, slots, trace, key, lag=1)
         hidden = self.run_slots(ctx, params, trace, place, slots)
         at = slots.places(place, by=1), weight
-        logits = lambda hidden: self.first.logits(ctx, params, hidden)
+        logits = lambda hidden: self.logits(ctx, params, hidden)
         return chain_loss(ctx, self.head, params["head"], logits, trace, hidden, at, slots, self.text, self.soft)
 
     @classmethod
