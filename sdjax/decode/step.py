@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Int
 
 from sdjax.core.cache import commit
 from sdjax.core.types import Committed, Draft, Records, Verdict, rows
+from sdjax.decode.probes import append_probes, split_probes
 from sdjax.decode.state import Loop, Params, State
 from sdjax.trees.tree import ancestor_mask, present
 
@@ -18,15 +19,17 @@ def step(loop: Loop, params: Params, state: State) -> State:
         draft, scratch = loop.drafter.propose(ctx, params.drafter, state.drafter)
     ancestors = ancestor_mask(draft.parent, draft.max_depth)
     draft = draft.replace(valid=present(draft, ancestors))
+    x, depth, mask = append_probes(draft.probes, loop.target.embed(params.target, draft.tokens), draft.depth, ancestors)
     out = loop.target.forward(
         params.target,
-        loop.target.embed(params.target, draft.tokens),
-        state.p[:, None] + draft.depth,
+        x,
+        state.p[:, None] + depth,
         state.cache,
-        ancestors,
+        mask,
         taps=loop.drafter.taps,
     )
-    logits = loop.target.unembed(params.target, out.hidden)
+    hidden, probed = split_probes(draft.probes, out.hidden)
+    logits = loop.target.unembed(params.target, hidden)
     with jax.named_scope("judge"):
         verdict = loop.rule.judge(ctx, draft, logits)
     emitted = emit(draft, verdict)
@@ -38,6 +41,7 @@ def step(loop: Loop, params: Params, state: State) -> State:
         features=rows(out.features, verdict.path),
         node=verdict.path,
         count=count,
+        probes=probed,
     )
     state = state.replace(
         tokens=write(state.tokens, emitted, state.p + 1, count),
@@ -89,7 +93,7 @@ def record(records: Records, step: Int[Array, ""], draft: Draft, verdict: Verdic
         reach=jnp.where(active, jnp.max(jnp.where(draft.valid, draft.depth, 0), 1), 0),
         accepted=jnp.where(active, verdict.accepted, 0),
         committed=count,
-        verified=jnp.where(active, draft.tokens.shape[1], 0),
+        verified=jnp.where(active, draft.rows, 0),
         node=jnp.where(on_path, verdict.path[:, 1:], -1),
     )
     put = lambda old, new: lax.dynamic_update_slice_in_dim(old, new[:, None], step, axis=1)
