@@ -15,12 +15,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from sdjax.core.cache import Cache, Staged, commit
+from sdjax.core.cache import KV, Cache, Staged, commit
 from sdjax.core.linear import linear, product
 from sdjax.core.spec import Spec, initialise, normal
 from sdjax.core.types import Committed, Context, Draft, Trace, rows
+from sdjax.drafters.anchored import draw_anchors, run_blocks, tokens_behind
 from sdjax.drafters.base import check_length, check_tapped, check_taps
-from sdjax.drafters.block_attention import run_blocks
 from sdjax.drafters.block_loss import DISTANCES, TEXTS, Slots, judge_slots
 from sdjax.drafters.chain import chain_of, choose_greedy, choose_sampled
 from sdjax.drafters.confidence import confidence_logit, confidence_specs, survival_of
@@ -187,6 +187,14 @@ class Block:
         joined = linear(features.reshape(*features.shape[:2], -1), params["fc"]).astype(features.dtype)
         return rms_norm(joined, params["hidden_norm"], self.model(ctx.target).norm_eps)
 
+    def keys_and_values(
+        self, ctx: Context, params: Any, features: Float[Array, "B T M E"], positions: Int[Array, "B T"]
+    ) -> list[KV]:
+        """What tokens with these tapped states are to each layer's queries."""
+        model, context = self.model(ctx.target), self.fuse(ctx, params, features)
+        angles = model.rope.angles(positions, model.head_width)
+        return [model.keys_and_values(p, context, angles) for p in params["layers"]]
+
     def inputs(self, ctx: Context, params: Any, anchor: Int[Array, "B A"]) -> Float[Array, "B A R E"]:
         """A block behind each anchor: its embedding, then masks."""
         first = ctx.target.embed(ctx.target_params, anchor)[:, :, None]
@@ -214,9 +222,7 @@ class Block:
 
     def observe(self, ctx: Context, params: Any, state: Cache, seen: Committed, scratch: Any = None) -> Cache:
         """Every layer's keys and values of what was committed; the block's own are kept nowhere."""
-        model, context = self.model(ctx.target), self.fuse(ctx, params, seen.features)
-        angles = model.rope.angles(seen.positions, model.head_width)
-        layers = [model.keys_and_values(p, context, angles) for p in params["layers"]]
+        layers = self.keys_and_values(ctx, params, seen.features, seen.positions)
         path = jnp.broadcast_to(jnp.arange(seen.tokens.shape[1]), seen.tokens.shape)
         return commit(state, Staged(layers, seen.positions), path, seen.count)
 
@@ -266,7 +272,7 @@ class Block:
         renormalised; tokens outside are not learnt as text, and to D-PACE they have probability 0.
         """
         place, drawn = self.draw_anchors(trace, key)
-        labels, weight = self.labels(trace, place, drawn)
+        labels, weight = tokens_behind(trace, place, drawn, self.length)
         label, inside = own_tokens(params["head"].get("ids"), labels)
         hidden = self.run_blocks(ctx, params, trace, place)
         previous = jnp.concatenate([rows(trace.batch.tokens, place)[..., None], labels[..., :-1]], -1)
@@ -297,29 +303,15 @@ class Block:
         return weights
 
     def draw_anchors(self, trace: Trace, key: Key[Array, ""]) -> tuple[Int[Array, "B A"], Float[Array, "B A"]]:
-        """Different places of each row, and which are anchors: learnt from themselves, as is the token behind them.
-
-        A row with fewer such tokens has other places in the end, which are none.
-        """
-        able = trace.batch.loss_mask & (trace.ahead(1)[1] > 0)
-        score = jnp.where(able, jax.random.uniform(key, able.shape), -1)
-        best, place = lax.top_k(score, min(self.anchors, score.shape[1]))
-        return place, (best >= 0).astype(jnp.float32)
-
-    def labels(
-        self, trace: Trace, place: Int[Array, "B A"], drawn: Float[Array, "B A"]
-    ) -> tuple[Int[Array, "B A N"], Float[Array, "B A N"]]:
-        """The tokens behind each anchor, and whether they are learnt from."""
-        ahead = zip(*(trace.ahead(j + 1) for j in range(self.length)), strict=True)
-        labels, weight = (rows(jnp.stack(x, -1), place) for x in ahead)
-        return labels, jnp.cumprod(weight, -1) * drawn[..., None]
+        """`anchored.draw_anchors`."""
+        return draw_anchors(trace, self.anchors, key)
 
     def run_blocks(self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B A"]) -> Float[Array, "B A N E"]:
         """`slots` of the block behind each anchor, which sees its document before it: all blocks in one pass."""
-        context = self.fuse(ctx, params, trace.features)
-        x = self.inputs(ctx, params, jnp.take_along_axis(trace.batch.tokens, place, 1))
-        hidden = run_blocks(self.model(ctx.target), params, x, context, trace.batch, place, self.slots_seen()[0])
-        return hidden[:, :, -self.length :]
+        batch, context = trace.batch, self.keys_and_values(ctx, params, trace.features, trace.batch.positions)
+        x = self.inputs(ctx, params, jnp.take_along_axis(batch.tokens, place, 1))
+        out = run_blocks(self.model(ctx.target), params, x, batch, place, context, self.slots_seen()[0])
+        return out[:, :, -self.length :]
 
     def teachers(self, trace: Trace, place: Int[Array, "B A"]) -> Float[Array, "B A N E"]:
         """The target's final state that predicts each slot's token."""
