@@ -5,6 +5,7 @@ corrects the slots from left to right. Each layer's attention sees the committed
 target's tapped states, and the block's own rows; those keys and values depend on a token and a layer alone.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -50,7 +51,10 @@ class Block:
     `mask_token` names the row of the target's embedding that masks read; it is kept with the weights, and never learnt
     (None: a learnt vector). `shape` is that of the layers (None: as the target's, without biases, with norms of queries
     and keys). Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay), and is `text` · CE(token) +
-    `soft` · CE(target's law) + `l1` · Σ|p - q|.
+    `soft` · CE(target's law) + `l1` · Σ|p - q|. The `soft` loss is taken with both laws at `temperature`, times its square.
+
+    With `visible_prefix` β training also shows each block its first l < `length` tokens, l drawn ∝ β^l, and learns the
+    others, the first of them with weight 1: D²SD's variable-prefix drafter, which redrafts what stands behind a prefix.
     """
 
     taps: tuple[Tap, ...]
@@ -69,6 +73,8 @@ class Block:
     text: float = 1.0
     soft: float = 0.0
     l1: float = 0.0
+    temperature: float = 1.0
+    visible_prefix: float | None = None
 
     def __post_init__(self):
         check_length(self.length)
@@ -85,6 +91,13 @@ class Block:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.decay <= 0 or min(self.text, self.soft, self.l1) < 0 or self.text + self.soft + self.l1 == 0:
             raise ValueError("decay must be positive, and of the weights text, soft and l1 none negative and one positive")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}; the laws of a loss are compared at a positive one")
+        if self.visible_prefix is not None and not (0 < self.visible_prefix <= 1 and self.length > 1):
+            raise ValueError(
+                f"visible_prefix is {self.visible_prefix} for blocks of {self.length}; it must lie in (0, 1] (1: all prefixes "
+                "are as likely, None: no token is shown), and a block of one token has no prefix"
+            )
 
     @classmethod
     def dflash(cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, **changes: Any) -> "Block":
@@ -149,11 +162,14 @@ class Block:
         joined = linear(features.reshape(*features.shape[:2], -1), params["fc"]).astype(features.dtype)
         return rms_norm(joined, params["hidden_norm"], self.model(ctx.target).norm_eps)
 
-    def inputs(self, ctx: Context, params: Any, anchor: Int[Array, "B A"]) -> Float[Array, "B A R E"]:
-        """A block behind each anchor: its embedding, then masks."""
-        first = ctx.target.embed(ctx.target_params, anchor)[:, :, None]
-        masks = jnp.broadcast_to(params["mask"].astype(first.dtype), (*anchor.shape, self.width - 1, first.shape[-1]))
-        return jnp.concatenate([first, masks], 2)
+    def inputs(
+        self, ctx: Context, params: Any, tokens: Int[Array, "B A P"], visible: Int[Array, "B A"]
+    ) -> Float[Array, "B A R E"]:
+        """Blocks of the anchors tokens[..., 0], the `visible` tokens behind each, then masks."""
+        given = ctx.target.embed(ctx.target_params, tokens)
+        shown = (jnp.arange(tokens.shape[2]) <= visible[..., None])[..., None]
+        masks = jnp.broadcast_to(params["mask"].astype(given.dtype), (*tokens.shape[:2], self.width, given.shape[-1]))
+        return jnp.concatenate([jnp.where(shown, given, masks[:, :, : tokens.shape[2]]), masks[:, :, tokens.shape[2] :]], 2)
 
     def slots_seen(self) -> Bool[Array, "1 R R"]:
         """Which slots of the block each slot sees."""
@@ -196,23 +212,37 @@ class Block:
 
     def slots(self, ctx: Context, params: Any, state: Cache) -> Float[Array, "B N E"]:
         """The final states of the slots that predict, behind the anchor."""
-        x = self.inputs(ctx, params, ctx.anchor[:, None])[:, 0]
-        positions = ctx.p[:, None] + jnp.arange(self.width)
-        return self.model(ctx.target).forward(params, x, positions, state, self.slots_seen()).hidden[:, -self.length :]
+        anchor = ctx.anchor[:, None]
+        return self.branches(ctx, params, state, anchor[..., None], jnp.zeros_like(anchor))[:, 0]
+
+    def branches(
+        self, ctx: Context, params: Any, state: Cache, tokens: Int[Array, "B A P"], visible: Int[Array, "B A"]
+    ) -> Float[Array, "B A N E"]:
+        """`slots` of A blocks behind the anchor, each with its own `inputs`: one pass, in which none sees another."""
+        x = self.inputs(ctx, params, tokens, visible)
+        (b, a, r, e), seen = x.shape, self.slots_seen()[0]
+        positions = jnp.tile(ctx.p[:, None] + jnp.arange(r), (1, a))
+        apart = (jnp.eye(a, dtype=bool)[:, None, :, None] & seen[None, :, None]).reshape(1, a * r, a * r)
+        out = self.model(ctx.target).forward(params, x.reshape(b, a * r, e), positions, state, apart)
+        return out.hidden.reshape(b, a, r, e)[:, :, -self.length :]
 
     def loss(
         self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """Blocks behind random anchors, drawn anew by `key`: Σ w · loss / Σ w over their slots, w = exp(-j / decay).
 
-        A block is learnt up to its first token that is not learnt from. The target's law is cut to the draft vocabulary and
-        renormalised; tokens outside are not learnt as text.
+        j counts from the first token that is not shown. A block is learnt up to its first token that is not learnt from. The
+        target's law is cut to the draft vocabulary and renormalised; tokens outside are not learnt as text.
+        τ is that of blocks that are shown none.
         """
         place, drawn = self.draw_anchors(trace, key)
+        visible = self.draw_prefixes(place.shape, jax.random.fold_in(key, 1))
         labels, weight = self.labels(trace, place, drawn)
-        hidden = self.run_blocks(ctx, params, trace, place)
+        behind = jnp.arange(self.length) - visible[..., None]
+        weight *= behind >= 0
+        hidden = self.run_blocks(ctx, params, trace, place, visible)
         out, inside = self.judge(ctx, params, trace, place, hidden, labels, weight)
-        decayed = weight * jnp.exp(-jnp.arange(self.length) / self.decay)
+        decayed = weight * jnp.exp(-jnp.maximum(behind, 0) / self.decay)
         loss = jnp.float32(0)
         for name, scale in self.objectives.items():
             loss += scale * weighted_mean(out[name], decayed * inside if name == "text" else decayed)
@@ -235,6 +265,12 @@ class Block:
         best, place = lax.top_k(score, min(self.anchors, score.shape[1]))
         return place, (best >= 0).astype(jnp.float32)
 
+    def draw_prefixes(self, shape: tuple[int, ...], key: Key[Array, ""]) -> Int[Array, "B A"]:
+        """How many tokens behind its anchor each block is shown: l < `length` with a probability ∝ β^l."""
+        if self.visible_prefix is None:
+            return jnp.zeros(shape, jnp.int32)
+        return jax.random.categorical(key, jnp.arange(self.length) * math.log(self.visible_prefix), shape=shape)
+
     def labels(
         self, trace: Trace, place: Int[Array, "B A"], drawn: Float[Array, "B A"]
     ) -> tuple[Int[Array, "B A N"], Float[Array, "B A N"]]:
@@ -243,11 +279,16 @@ class Block:
         labels, weight = (rows(jnp.stack(x, -1), place) for x in ahead)
         return labels, jnp.cumprod(weight, -1) * drawn[..., None]
 
-    def run_blocks(self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B A"]) -> Float[Array, "B A N E"]:
+    def run_blocks(
+        self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B A"], visible: Int[Array, "B A"] | None = None
+    ) -> Float[Array, "B A N E"]:
         """`slots` of the block behind each anchor, which sees its document before it: all blocks in one pass."""
         batch, model, context = trace.batch, self.model(ctx.target), self.fuse(ctx, params, trace.features)
         at = lambda x: jnp.take_along_axis(x, place, 1)
-        x = self.inputs(ctx, params, at(batch.tokens))
+        visible = jnp.zeros_like(place) if visible is None else visible
+        behind = jnp.arange(1 if self.visible_prefix is None else self.length)
+        text = rows(batch.tokens, jnp.minimum(place[..., None] + behind, batch.tokens.shape[1] - 1))
+        x = self.inputs(ctx, params, text, visible)
         shape, (b, a, r, e) = (model.heads, model.head_width), x.shape
         positions = at(batch.positions)[:, :, None] + jnp.arange(r)
         angles = model.rope.angles(batch.positions, model.head_width)
@@ -291,7 +332,8 @@ class Block:
                 out["text"] = cross_entropy(logits, tokens)
             if judge is not None:
                 law = lax.stop_gradient(product(theirs, judge))
-                out |= {"soft": soft_cross_entropy(logits, law)} if self.soft else {}
+                t = self.temperature
+                out |= {"soft": t * t * soft_cross_entropy(logits / t, law / t)} if self.soft else {}
                 out |= {"l1": 2 * total_variation(logits, law)} if self.l1 else {}
             return out
 
