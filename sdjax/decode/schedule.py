@@ -33,7 +33,7 @@ class Schedule(Protocol):
         """What it remembers before the first step; every array has a leading B."""
         ...
 
-    def cut(self, state: Any, ctx: Context, draft: Draft, pack: tuple[int, ...]) -> tuple[Any, Draft]:
+    def cut(self, state: Any, ctx: Context | None, draft: Draft, pack: tuple[int, ...]) -> tuple[Any, Draft]:
         """Its next state, and the draft without the nodes that are not worth a row.
 
         Sequences that are done have no node, the anchor included. `pack` holds the numbers of rows that the pass is
@@ -231,7 +231,7 @@ def worth(survival: Float[Array, " M"], running: Int[Array, ""], rates: Float[np
     return expected * jnp.asarray(rates)[jnp.minimum(running + jnp.arange(len(expected)), len(rates) - 1)]
 
 
-def best_size(survival: Float[Array, "B N"], running: Int[Array, ""], rates: Float[np.ndarray, " n"]) -> Int[Array, ""]:
+def best_size(survival: Float[Array, "..."], running: Int[Array, ""], rates: Float[np.ndarray, " n"]) -> Int[Array, ""]:
     """The number of rows with the largest Θ of all, anchors included; candidates that are none have survival -1."""
     survival = -jnp.sort(-survival.reshape(-1))
     value = worth(survival, running, rates)
