@@ -28,6 +28,8 @@ Confidence = Callable[[tuple[int, ...], tuple[int, ...]], float]
 # Which nodes of a batch of drafts stay.
 Cut = Callable[[Draft], Bool[Array, "B N"]]
 
+ROUND = 128
+
 
 def scheduled_law(
     rule: Rule, sequences: Sequence[Tables], tree: Tree, law: Law, confidence: Confidence, cut: Cut, limit: int = LIMIT
@@ -42,7 +44,9 @@ def scheduled_law(
     if prod(map(len, drafts)) > limit:
         raise ValueError(f"{prod(map(len, drafts))} drafts of {len(drafts)} sequences are too many to enumerate ({limit:,})")
     together = list(product(*(range(len(own)) for own in drafts)))
-    kept = np.asarray(jax.jit(jax.vmap(cut))(stacked(tree, law, drafts, together, confidence)))
+    # Filled up, so that enumerations of all sizes run one program.
+    filled = together + together[:1] * (-len(together) % ROUND)
+    kept = np.asarray(jax.vmap(cut)(stacked(tree, law, drafts, filled, confidence)))[: len(together)]
 
     @cache
     def behind(sequence: int, draft: int, valid: tuple[bool, ...]) -> tuple[np.ndarray, float]:

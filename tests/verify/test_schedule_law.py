@@ -60,18 +60,18 @@ def schedules(seed, nodes):
 @every_case
 def test_schedules_are_exact(rule, tree, law):
     tables, lengths = random_tables(np.random.default_rng(3), 3, tree.depth), set()
-    for seed in range(3):
+    for seed in range(2):
         for name, cut in schedules(seed, tree.nodes):
             found = scheduled_law(rule, [tables], tree, law, drawn(seed), cut)
             assert found.tv <= EXACT, (name, seed)
             lengths.add(round(float(found.expected_accepted), 6))
-    assert len(lengths) > 3, "schedules that all cut alike prove little"
+    assert len(lengths) > 2, "schedules that all cut alike prove little"
 
 
 def test_sequences_that_share_a_budget_stay_independent_and_exact():
     """What one sequence drafts decides how much of the other is verified, and yet their joint law is the product."""
     sequences = [random_tables(np.random.default_rng(seed), 2, 2) for seed in (5, 6)]
-    for seed in range(4):
+    for seed in range(2):
         throughput = curve(seed, 6)
         for pack in ((), (3, 4)):
             for schedule, state in ((Prefix(throughput), None), (Delayed(throughput), jnp.full((2, 2, 3), 0.6))):
