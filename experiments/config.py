@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import tyro
 
 from experiments.launch import ROOT
+from sdjax.mesh.layout import Layout, Rules, make_mesh
 from sdjax.study.compare import Decoding
 from sdjax.study.methods import Method, Sampling
 from sdjax.study.prompts import Prompts
@@ -25,6 +27,30 @@ class TargetConfig:
     """A known name, a GGUF file, a folder in Hugging Face layout, or a Hub id."""
     dtype: str = "float32"
     """float32 (where equality is promised), bfloat16, or mixed: bfloat16 matrices and float32 else, for CPUs that have AMX."""
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """What the devices of all processes are used for; a single device is no mesh."""
+
+    data: int = 0
+    """Parts of a batch; 0: all devices that are left."""
+    fsdp: int = 1
+    """Parts of a batch, between which what is trained is split too, and gathered where it is used."""
+    model: int = 1
+    """Parts of heads, feed-forward layers and vocabulary."""
+
+    def __post_init__(self):
+        if self.data < 0 or self.fsdp < 1 or self.model < 1:
+            raise ValueError(f"a mesh of {self.data} × {self.fsdp} × {self.model}; fsdp and model must be ≥ 1, data ≥ 0")
+
+    def layout(self, rules: Rules) -> Layout | None:
+        """ValueError where the devices do not make this mesh."""
+        devices = jax.device_count()
+        data = self.data or max(devices // (self.fsdp * self.model), 1)
+        if devices == data * self.fsdp * self.model == 1:
+            return None
+        return Layout(make_mesh(data, self.fsdp, self.model), rules)
 
 
 @dataclass(frozen=True)

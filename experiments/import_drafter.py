@@ -5,22 +5,32 @@
 
 The layout is told from the folder's tensors and config; what they leave open is decided by rule, printed, and kept in the
 folder's notes. A folder that contradicts itself or the target is refused with exit code 2.
+
+With --prompt TEXT the drafter is tried on it, a block drafter in both of a block's layouts: where the other one accepts far
+more than the one that the folder names, or leaves open, it is refused. --block-layout then says which to take.
 """
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 import sdjax
 from experiments.launch import mistakes_end_the_program
 from sdjax.decode.state import Params
+from sdjax.drafters.base import Drafter
+from sdjax.drafters.block import Block
+from sdjax.drafters.published.block import BlockLayout, readings
 from sdjax.drafters.published.registry import read_folder
 from sdjax.targets.load import Model
+from sdjax.train.evaluate import HeldOut
 from sdjax.train.saved import save_drafter
+
+SAMPLES, TRIED = 8, 48  # continuations of a prompt, at temperature 1 lest they all fall into one loop; tokens of each
+FAR = 1.5  # times as many drafts accepted
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,10 @@ class Import:
     """The layout's name; empty: detected."""
     dtype: str = "bfloat16"
     """float32 or bfloat16: of the weights in the folder."""
+    prompt: str = ""
+    """A user's turn that the drafter is tried on, at temperature 1."""
+    block_layout: Literal["", "fill_in", "anchor_first"] = ""
+    """Of a block drafter, whatever the folder says; empty: as it says."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,9 +68,39 @@ def import_drafter(config: Import, model: Model) -> None:
         raise ValueError(f"--dtype is {config.dtype!r}; it must be float32 or bfloat16")
     layout, found = read_folder(config.source, model.target, model.params, config.layout or None)
     params = Params(model.params, found.params)
+    if config.block_layout:
+        found = found._replace(drafter=chosen(found.drafter, config.block_layout))
+    if config.prompt:
+        found.notes.append(tried(found.drafter, params, model, config.prompt))
     notes = {"imported": {"layout": layout.name, "folder": config.source.name, "notes": found.notes}}
     save_drafter(config.out, found.drafter, params, model.target, model.identity, config.dtype, notes=notes)
     print(f"{config.source} ({layout.name}) → {config.out}: {type(found.drafter).__name__}", *found.notes, sep="\n  ")
+
+
+def chosen(drafter: Drafter, layout: BlockLayout) -> Drafter:
+    """The drafter under this layout of its blocks."""
+    if not isinstance(drafter, Block):
+        raise ValueError(f"--block-layout is for block drafters, and this is {type(drafter).__name__}")
+    return readings(drafter)[layout]
+
+
+def tried(drafter: Drafter, params: Params, model: Model, prompt: str) -> str:
+    """What the drafter accepts behind a prompt; ValueError where the other layout of a block accepts far more."""
+    tokens = model.tokenizer.encode(model.tokenizer.chat([{"role": "user", "content": prompt}]), add_bos=False)
+    held_out = HeldOut((tuple(tokens),) * SAMPLES, model.tokenizer.stops, TRIED)
+    accepts = lambda drafter: held_out.acceptance(model.target, drafter, params, 1.0).tau - 1
+    own = accepts(drafter)
+    note = f"on the prompt, {own:.2f} drafts are accepted a step at temperature 1"
+    if not isinstance(drafter, Block):
+        return note
+    (other,) = (name for name in readings(drafter) if name != drafter.layout)
+    its = accepts(readings(drafter)[other])
+    if its > FAR * own + 0.05:
+        raise ValueError(
+            f"read as {drafter.layout}, the block's drafts are accepted {own:.2f} a step, as {other} {its:.2f}: this is "
+            f"another layout than the folder's config says; add --block-layout {other}"
+        )
+    return f"{note}; read as {other}, {its:.2f}"
 
 
 if __name__ == "__main__":

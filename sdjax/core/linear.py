@@ -1,6 +1,7 @@
 """Matrix products: the one with weights, and contractions whose result is float32; and rows of a table, as `table[ids]`."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -9,7 +10,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 WIDE = 128  # rows from which x Wᵀ was measured to be as fast on a CPU as the narrow form, at 256 up to half as fast again
-FEWEST = 4  # rows of a bfloat16 product: with fewer, XLA's CPU backend does not reach the processor's matrix units
+# Rows of a bfloat16 product: with fewer, XLA's CPU backend does not reach the processor's matrix units. For a TPU it
+# leaves a single row to the vector units, which its own estimate takes for three times as slow.
+FEWEST = 4
 
 
 def linear(x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None) -> Float[Array, "... o"]:
@@ -37,7 +40,8 @@ def affine(x: Array, w: Array, bias: Array | None, dtype: jnp.dtype) -> Array:
 def halves(x: Float[Array, "... i"], w: Float[Array, "o i"], dtype: jnp.dtype) -> Float[Array, "... o"]:
     """The product of factors rounded to bfloat16, summed in float32, as `dtype`; the same for its gradient."""
     there = partial(jnp.einsum, "...i,oi->...o", preferred_element_type=dtype)
-    return lax.platform_dependent(x.astype(w.dtype), w, cpu=lambda x, w: in_fours(x, w).astype(dtype), default=there)
+    on_cpu = lambda x, w: in_fours(row_major, x, w).astype(dtype)
+    return lax.platform_dependent(x.astype(w.dtype), w, cpu=on_cpu, tpu=partial(in_fours, there), default=there)
 
 
 def halves_forward(x: Array, w: Array, dtype: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
@@ -62,12 +66,14 @@ def contract(equation: str, a: Array, b: Array, dtype: jnp.dtype) -> Array:
     return lax.platform_dependent(a, b, cpu=lambda a, b: einsum_f32(equation, a, b).astype(dtype), default=there)
 
 
-def in_fours(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
-    """x Wᵀ, float32, with at least FEWEST rows, the missing ones zeros."""
+def in_fours(times: Callable[..., Array], x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:
+    """times(x, w), which is x Wᵀ, with at least FEWEST rows, the missing ones zeros."""
     *batch, width = x.shape
     rows = math.prod(batch)
-    padded = jnp.pad(x.reshape(rows, width), ((0, max(FEWEST - rows, 0)), (0, 0)))
-    return row_major(padded, w)[:rows].reshape(*batch, -1)
+    if rows >= FEWEST:
+        return times(x, w)
+    padded = jnp.pad(x.reshape(rows, width), ((0, FEWEST - rows), (0, 0)))
+    return times(padded, w)[:rows].reshape(*batch, -1)
 
 
 def table_rows(table: Float[Array, "V E"], ids: Int[Array, "..."]) -> Float[Array, "... E"]:

@@ -26,6 +26,19 @@ class Law(StrEnum):
 
 
 @struct.dataclass
+class Probes:
+    """Q rows behind a draft's nodes in the target's pass, never judged nor committed: `observe` gets their final states.
+
+    Row i is the input x[i] at position p + depth[i]; it sees all committed tokens, and of the pass's U = N + Q rows, nodes
+    first, those of sees[i]. No node sees a probe.
+    """
+
+    x: Float[Array, "B Q E"]
+    depth: Int[Array, "B Q"]
+    sees: Bool[Array, "B Q U"]
+
+
+@struct.dataclass
 class Draft:
     """A tree of guesses. Node 0 is the anchor; parent[i] < i; siblings stand in draw order.
 
@@ -41,8 +54,14 @@ class Draft:
     q: Float[Array, "B I V"] | None = None
     q_row: Int[Array, "B N"] | None = None
     survival: Float[Array, "B N"] | None = None
+    probes: Probes | None = None
     law: Law = struct.field(pytree_node=False, default=Law.ONE_HOT)
     max_depth: int = struct.field(pytree_node=False, default=0)
+
+    @property
+    def rows(self) -> int:
+        """Rows that the target runs for each sequence: nodes, absent ones included, and probes."""
+        return self.tokens.shape[1] + (0 if self.probes is None else self.probes.x.shape[1])
 
 
 @struct.dataclass
@@ -58,7 +77,8 @@ class Verdict:
 class Committed:
     """Tokens that were just committed, with the target's true features; the first count[b] rows count.
 
-    `node` says which row of the pass that made them each token was (at prefill: its place in the chunk).
+    `node` says which row of the pass that made them each token was (at prefill: its place in the chunk). `probes` holds the
+    final states of the draft's probes in that pass; there are none at prefill.
     """
 
     tokens: Int[Array, "B T"]
@@ -67,6 +87,7 @@ class Committed:
     features: Float[Array, "B T M E"]
     node: Int[Array, "B T"]
     count: Int[Array, " B"]
+    probes: Float[Array, "B Q E"] | None = None
 
 
 @struct.dataclass
@@ -95,7 +116,7 @@ class Records:
     """What each verify step did, per sequence; row s is step s, and committed = 0 means it did not take part.
 
     `proposed` counts the drafted nodes that were present, `reach` is the deepest of them; `verified` counts the rows
-    that the target ran, absent nodes and the anchor included; `node` holds the accepted path: the node at
+    that the target ran, absent nodes, probes and the anchor included; `node` holds the accepted path: the node at
     each depth from 1, -1 where the path had ended.
     """
 

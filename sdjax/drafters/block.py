@@ -6,6 +6,7 @@ layer's attention sees the committed tokens as keys and values made of the targe
 rows; those keys and values depend on a token and a layer alone.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,12 +16,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from sdjax.core.cache import Cache, Staged, commit
+from sdjax.core.cache import KV, Cache, Staged, commit
 from sdjax.core.linear import linear, product
 from sdjax.core.spec import Spec, initialise, normal
 from sdjax.core.types import Committed, Context, Draft, Trace, rows
+from sdjax.drafters.anchored import draw_anchors, run_blocks, tokens_behind
 from sdjax.drafters.base import check_length, check_tapped, check_taps
-from sdjax.drafters.block_attention import run_blocks
 from sdjax.drafters.block_loss import DISTANCES, TEXTS, Slots, judge_slots
 from sdjax.drafters.chain import chain_of, choose_greedy, choose_sampled
 from sdjax.drafters.confidence import confidence_logit, confidence_specs, survival_of
@@ -59,7 +60,11 @@ class Block:
     Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay), or as D-PACE has it with α = `dpace`. It is
     `text` · CE(token) + `soft` · CE(target's law) + `l1` · Σ|p - q| + `lk` · hybrid LK + `confidence` · BCE of a confidence
     head (0: there is none). Of the weight of the text, 1 - step / `base_steps` goes to the CE of the uncorrected logits.
-    With a confidence head drafts say their survival; `temperatures`, from calibration, divide the logit of each slot.
+    The `soft` loss is taken with both laws at `soft_temperature`, times its square. With a confidence head drafts say their
+    survival; `temperatures`, from calibration, divide the logit of each slot.
+
+    With `visible_prefix` β training also shows each block its first l < `length` tokens, l drawn ∝ β^l, and learns the
+    others, the first of them with weight 1: D²SD's variable-prefix drafter, which redrafts what stands behind a prefix.
     """
 
     taps: tuple[Tap, ...]
@@ -83,9 +88,11 @@ class Block:
     base_steps: int = 0
     soft: float = 0.0
     l1: float = 0.0
+    soft_temperature: float = 1.0
     lk: float = 0.0
     confidence: float = 0.0
     temperatures: tuple[float, ...] = ()
+    visible_prefix: float | None = None
 
     def __post_init__(self):
         check_length(self.length)
@@ -110,6 +117,15 @@ class Block:
             raise ValueError(f"dpace is {self.dpace}; D-PACE's α lies in [0, 1] (None: the weights decay with the slot)")
         if self.temperatures and (len(self.temperatures) < self.length or min(self.temperatures) <= 0):
             raise ValueError(f"temperatures are {self.temperatures}; give a positive one for each of {self.length} slots")
+        if self.soft_temperature <= 0:
+            raise ValueError(f"soft_temperature is {self.soft_temperature}; the laws of a loss are compared at a positive one")
+        if self.visible_prefix is not None and not (0 < self.visible_prefix <= 1 and self.length > 1):
+            raise ValueError(
+                f"visible_prefix is {self.visible_prefix} for blocks of {self.length}; it must lie in (0, 1] (1: all prefixes "
+                "are as likely, None: no token is shown), and a block of one token has no prefix"
+            )
+        if self.visible_prefix is not None and self.dpace is not None:
+            raise ValueError("dpace weighs whole blocks, and visible_prefix shows a part of each; take one of them")
 
     @classmethod
     def dflash(cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, **changes: Any) -> "Block":
@@ -187,11 +203,22 @@ class Block:
         joined = linear(features.reshape(*features.shape[:2], -1), params["fc"]).astype(features.dtype)
         return rms_norm(joined, params["hidden_norm"], self.model(ctx.target).norm_eps)
 
-    def inputs(self, ctx: Context, params: Any, anchor: Int[Array, "B A"]) -> Float[Array, "B A R E"]:
-        """A block behind each anchor: its embedding, then masks."""
-        first = ctx.target.embed(ctx.target_params, anchor)[:, :, None]
-        masks = jnp.broadcast_to(params["mask"].astype(first.dtype), (*anchor.shape, self.width - 1, first.shape[-1]))
-        return jnp.concatenate([first, masks], 2)
+    def keys_and_values(
+        self, ctx: Context, params: Any, features: Float[Array, "B T M E"], positions: Int[Array, "B T"]
+    ) -> list[KV]:
+        """What tokens with these tapped states are to each layer's queries."""
+        model, context = self.model(ctx.target), self.fuse(ctx, params, features)
+        angles = model.rope.angles(positions, model.head_width)
+        return [model.keys_and_values(p, context, angles) for p in params["layers"]]
+
+    def inputs(
+        self, ctx: Context, params: Any, tokens: Int[Array, "B A P"], visible: Int[Array, "B A"]
+    ) -> Float[Array, "B A R E"]:
+        """Blocks of the anchors tokens[..., 0], the `visible` tokens behind each, then masks."""
+        given = ctx.target.embed(ctx.target_params, tokens)
+        shown = (jnp.arange(tokens.shape[2]) <= visible[..., None])[..., None]
+        masks = jnp.broadcast_to(params["mask"].astype(given.dtype), (*tokens.shape[:2], self.width, given.shape[-1]))
+        return jnp.concatenate([jnp.where(shown, given, masks[:, :, : tokens.shape[2]]), masks[:, :, tokens.shape[2] :]], 2)
 
     def slots_seen(self) -> Bool[Array, "1 R R"]:
         """Which slots of the block each slot sees."""
@@ -214,9 +241,7 @@ class Block:
 
     def observe(self, ctx: Context, params: Any, state: Cache, seen: Committed, scratch: Any = None) -> Cache:
         """Every layer's keys and values of what was committed; the block's own are kept nowhere."""
-        model, context = self.model(ctx.target), self.fuse(ctx, params, seen.features)
-        angles = model.rope.angles(seen.positions, model.head_width)
-        layers = [model.keys_and_values(p, context, angles) for p in params["layers"]]
+        layers = self.keys_and_values(ctx, params, seen.features, seen.positions)
         path = jnp.broadcast_to(jnp.arange(seen.tokens.shape[1]), seen.tokens.shape)
         return commit(state, Staged(layers, seen.positions), path, seen.count)
 
@@ -253,22 +278,36 @@ class Block:
 
     def slots(self, ctx: Context, params: Any, state: Cache) -> Float[Array, "B N E"]:
         """The final states of the slots that predict, behind the anchor."""
-        x = self.inputs(ctx, params, ctx.anchor[:, None])[:, 0]
-        positions = ctx.p[:, None] + jnp.arange(self.width)
-        return self.model(ctx.target).forward(params, x, positions, state, self.slots_seen()).hidden[:, -self.length :]
+        anchor = ctx.anchor[:, None]
+        return self.branches(ctx, params, state, anchor[..., None], jnp.zeros_like(anchor))[:, 0]
+
+    def branches(
+        self, ctx: Context, params: Any, state: Cache, tokens: Int[Array, "B A P"], visible: Int[Array, "B A"]
+    ) -> Float[Array, "B A N E"]:
+        """`slots` of A blocks behind the anchor, each with its own `inputs`: one pass, in which none sees another."""
+        x = self.inputs(ctx, params, tokens, visible)
+        (b, a, r, e), seen = x.shape, self.slots_seen()[0]
+        positions = jnp.tile(ctx.p[:, None] + jnp.arange(r), (1, a))
+        apart = (jnp.eye(a, dtype=bool)[:, None, :, None] & seen[None, :, None]).reshape(1, a * r, a * r)
+        out = self.model(ctx.target).forward(params, x.reshape(b, a * r, e), positions, state, apart)
+        return out.hidden.reshape(b, a, r, e)[:, :, -self.length :]
 
     def loss(
         self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """Blocks behind random anchors, drawn anew by `key`: of each objective Σ w · loss / Σ w over all their slots.
 
-        A block is learnt up to its first token that is not learnt from. The target's law is cut to the draft vocabulary and
-        renormalised; tokens outside are not learnt as text, and to D-PACE they have probability 0.
+        j counts from the first token that is not shown. A block is learnt up to its first token that is not learnt from. The
+        target's law is cut to the draft vocabulary and renormalised; tokens outside are not learnt as text, and to D-PACE
+        they have probability 0. τ is that of blocks that are shown none.
         """
         place, drawn = self.draw_anchors(trace, key)
-        labels, weight = self.labels(trace, place, drawn)
+        visible = self.draw_prefixes(place.shape, jax.random.fold_in(key, 1))
+        labels, weight = tokens_behind(trace, place, drawn, self.length)
+        behind = jnp.arange(self.length) - visible[..., None]
+        weight *= behind >= 0
         label, inside = own_tokens(params["head"].get("ids"), labels)
-        hidden = self.run_blocks(ctx, params, trace, place)
+        hidden = self.run_blocks(ctx, params, trace, place, visible)
         previous = jnp.concatenate([rows(trace.batch.tokens, place)[..., None], labels[..., :-1]], -1)
         told = self.told_of_text(ctx, params, previous, hidden)
         trust = confidence_logit(params, previous, hidden) if self.confidence else None
@@ -276,9 +315,9 @@ class Block:
         theirs = self.teachers(trace, place) if objectives.keys() - TEXTS else None
         slots = Slots(hidden, told, trust, theirs, label)
         wanted = objectives.keys() if self.dpace is None else objectives.keys() | {"text"}
-        out = judge_slots(ctx, self.head, params, slots, weight, wanted)
+        out = judge_slots(ctx, self.head, params, slots, weight, wanted, self.soft_temperature)
         if self.dpace is None:
-            by_slot = weight * jnp.exp(-jnp.arange(self.length) / self.decay)
+            by_slot = weight * jnp.exp(-jnp.maximum(behind, 0) / self.decay)
         else:
             by_slot = dpace_weights(jnp.exp(-out["text"]) * inside, weight, self.dpace)
         loss = jnp.float32(0)
@@ -297,29 +336,26 @@ class Block:
         return weights
 
     def draw_anchors(self, trace: Trace, key: Key[Array, ""]) -> tuple[Int[Array, "B A"], Float[Array, "B A"]]:
-        """Different places of each row, and which are anchors: learnt from themselves, as is the token behind them.
+        """`anchored.draw_anchors`."""
+        return draw_anchors(trace, self.anchors, key)
 
-        A row with fewer such tokens has other places in the end, which are none.
-        """
-        able = trace.batch.loss_mask & (trace.ahead(1)[1] > 0)
-        score = jnp.where(able, jax.random.uniform(key, able.shape), -1)
-        best, place = lax.top_k(score, min(self.anchors, score.shape[1]))
-        return place, (best >= 0).astype(jnp.float32)
+    def draw_prefixes(self, shape: tuple[int, ...], key: Key[Array, ""]) -> Int[Array, "B A"]:
+        """How many tokens behind its anchor each block is shown: l < `length` with a probability ∝ β^l."""
+        if self.visible_prefix is None:
+            return jnp.zeros(shape, jnp.int32)
+        return jax.random.categorical(key, jnp.arange(self.length) * math.log(self.visible_prefix), shape=shape)
 
-    def labels(
-        self, trace: Trace, place: Int[Array, "B A"], drawn: Float[Array, "B A"]
-    ) -> tuple[Int[Array, "B A N"], Float[Array, "B A N"]]:
-        """The tokens behind each anchor, and whether they are learnt from."""
-        ahead = zip(*(trace.ahead(j + 1) for j in range(self.length)), strict=True)
-        labels, weight = (rows(jnp.stack(x, -1), place) for x in ahead)
-        return labels, jnp.cumprod(weight, -1) * drawn[..., None]
-
-    def run_blocks(self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B A"]) -> Float[Array, "B A N E"]:
+    def run_blocks(
+        self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B A"], visible: Int[Array, "B A"] | None = None
+    ) -> Float[Array, "B A N E"]:
         """`slots` of the block behind each anchor, which sees its document before it: all blocks in one pass."""
-        context = self.fuse(ctx, params, trace.features)
-        x = self.inputs(ctx, params, jnp.take_along_axis(trace.batch.tokens, place, 1))
-        hidden = run_blocks(self.model(ctx.target), params, x, context, trace.batch, place, self.slots_seen()[0])
-        return hidden[:, :, -self.length :]
+        batch, context = trace.batch, self.keys_and_values(ctx, params, trace.features, trace.batch.positions)
+        visible = jnp.zeros_like(place) if visible is None else visible
+        behind = jnp.arange(1 if self.visible_prefix is None else self.length)
+        text = rows(batch.tokens, jnp.minimum(place[..., None] + behind, batch.tokens.shape[1] - 1))
+        x = self.inputs(ctx, params, text, visible)
+        out = run_blocks(self.model(ctx.target), params, x, batch, place, context, self.slots_seen()[0])
+        return out[:, :, -self.length :]
 
     def teachers(self, trace: Trace, place: Int[Array, "B A"]) -> Float[Array, "B A N E"]:
         """The target's final state that predicts each slot's token."""

@@ -1,7 +1,4 @@
-"""The blocks that training hangs on a text's anchors: each sees the text before its anchor, and itself."""
-
-from functools import partial
-from typing import Any
+"""Attention of the blocks that training hangs on a text's anchors: each sees the text before its anchor, and itself."""
 
 import jax
 import jax.numpy as jnp
@@ -10,44 +7,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.attention import block_mask, every_head, fold_heads, mix, one_by_one, unfold_heads
 from sdjax.core.cache import KV
-from sdjax.core.linear import linear
-from sdjax.core.types import Batch
-from sdjax.drafters.eagle_layer import add_mlp
-from sdjax.targets.decoder import Decoder, rms_norm
 
 QUERIES = 512  # of one kv head whose scores are held at a time
-
-
-def run_blocks(
-    model: Decoder,
-    params: Any,
-    x: Float[Array, "B A R E"],
-    context: Float[Array, "B T E"],
-    batch: Batch,
-    place: Int[Array, "B A"],
-    mask: Bool[Array, "R R"],
-) -> Float[Array, "B A R E"]:
-    """The layers and the norm of `params` on a block of R rows behind each of A places, all at once.
-
-    `context` is what the keys and values of the text are made of; `mask` says which rows of its block each row sees.
-    """
-    shape, (b, a, r, e) = (model.heads, model.head_width), x.shape
-    positions = jnp.take_along_axis(batch.positions, place, 1)[:, :, None] + jnp.arange(r)
-    angles = model.rope.angles(batch.positions, model.head_width)
-    own_angles = model.rope.angles(positions.reshape(b, a * r), model.head_width)
-
-    @partial(jax.checkpoint, static_argnums=2)
-    def layer(x: Array, p: dict[str, Array], window: int | None) -> Array:
-        q, own = model.project(p, rms_norm(x, p["attn_norm"], model.norm_eps), own_angles)
-        given, scale = model.keys_and_values(p, context, angles), model.head_width**-0.5
-        q = q.reshape(b, a, r, *shape)
-        mixed = attend_blocks(q, given, own, batch.segments, place, mask, scale, window)
-        return add_mlp(model, p, x + linear(mixed.reshape(b, a * r, -1), p["o"], p.get("o_bias")))
-
-    x = x.reshape(b, a * r, e)
-    for p, window in zip(params["layers"], model.windows or (None,) * model.layers, strict=True):
-        x = layer(x, p, window)
-    return rms_norm(x, params["norm"], model.norm_eps).reshape(b, a, r, e)
 
 
 def attend_blocks(

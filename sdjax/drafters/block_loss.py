@@ -24,7 +24,7 @@ from sdjax.drafters.losses import (
 from sdjax.drafters.residual_heads import rank_of
 
 TEXTS = ("text", "base")  # need no target
-DISTANCES = {"soft": soft_cross_entropy, "l1": lambda logits, law: 2 * total_variation(logits, law), "lk": hybrid_lk}
+DISTANCES = ("soft", "l1", "lk")  # compare laws
 
 
 @struct.dataclass
@@ -43,13 +43,19 @@ class Slots:
 
 
 def judge_slots(
-    ctx: Context, head: DraftHead, params: Any, slots: Slots, needed: Float[Array, "B A N"], wanted: Collection[str]
+    ctx: Context,
+    head: DraftHead,
+    params: Any,
+    slots: Slots,
+    needed: Float[Array, "B A N"],
+    wanted: Collection[str],
+    soft_temperature: float,
 ) -> dict[str, Float[Array, "B A N"]]:
     """The label's rank, and of each slot what is `wanted`.
 
-    "text": CE(label); "base": the same without the Markov head; "soft", "l1", "lk": distances of DISTANCES to the target's
-    law, cut to the draft vocabulary and renormalised; "confidence": BCE to the acceptance rate. Slots that are not `needed`
-    may hold anything.
+    "text": CE(label); "base": the same without the Markov head; "soft", "l1", "lk": distances to the target's law, cut to
+    the draft vocabulary and renormalised; "soft" is CE of both laws at a temperature T, times T²; "confidence": BCE to the
+    acceptance rate. Slots that are not `needed` may hold anything.
     """
     drafted = params["head"]
     distances = [name for name in DISTANCES if name in wanted]
@@ -66,7 +72,7 @@ def judge_slots(
         if judge is None or rows.theirs is None:
             return out
         law = lax.stop_gradient(product(rows.theirs, judge))
-        out |= {name: DISTANCES[name](logits, law) for name in distances}
+        out |= {name: distance(name, logits, law, soft_temperature) for name in distances}
         if rows.trust is not None:
             whole = law if "ids" not in drafted else ctx.target.unembed(ctx.target_params, rows.theirs)
             out["confidence"] = binary_cross_entropy(rows.trust, acceptance_rate(logits, law, whole))
@@ -75,3 +81,10 @@ def judge_slots(
     every = lambda x: flatten(flatten(x))
     out = in_chunks(of_rows, jax.tree.map(every, slots), every(needed))
     return jax.tree.map(lambda x: x.reshape(slots.label.shape), out)
+
+
+def distance(name: str, logits: Float[Array, "n D"], law: Float[Array, "n D"], temperature: float) -> Float[Array, " n"]:
+    """One of DISTANCES of the drafter's logits from the target's."""
+    if name == "soft":
+        return temperature**2 * soft_cross_entropy(logits / temperature, law / temperature)
+    return hybrid_lk(logits, law) if name == "lk" else 2 * total_variation(logits, law)

@@ -47,6 +47,14 @@ def draft_chain(
     return chain_of(ctx, places, q, ids), scratch
 
 
+def draft_at_once(ctx: Context, logits: Float[Array, "B D V"], sampled: bool, ids: Int[Array, " V"] | None) -> Draft:
+    """The chain of D tokens whose logits were made in one pass, none knowing the others' tokens."""
+    choose = choose_sampled if sampled and not ctx.warp.greedy else choose_greedy
+    depths = jnp.arange(logits.shape[1]) + 1
+    places, q = jax.vmap(choose, (1, None, 0))(logits, ctx, depths)
+    return chain_of(ctx, places, q, ids)
+
+
 def chain_of(ctx: Context, places: Int[Array, "D B"], q: Float[Array, "D B V"] | None, ids: Int[Array, " V"] | None) -> Draft:
     """The chain of D tokens, given as places in the draft vocabulary, each with the law it was drawn from (None: argmax)."""
     law, q = (Law.ONE_HOT, None) if q is None else (Law.IID, jnp.swapaxes(q, 0, 1))

@@ -123,9 +123,15 @@ class Eagle3:
     def pair(
         self, ctx: Context, params: Any, tokens: Int[Array, "B T"], hidden: Float[Array, "B T E"]
     ) -> tuple[Float[Array, "B T E"], Float[Array, "B T 2E"]]:
+        """`join` of the tokens' embeddings with the states."""
+        return self.join(ctx, params, ctx.target.embed(ctx.target_params, tokens), hidden)
+
+    def join(
+        self, ctx: Context, params: Any, embedded: Float[Array, "B T E"], hidden: Float[Array, "B T E"]
+    ) -> tuple[Float[Array, "B T E"], Float[Array, "B T 2E"]]:
         """What the layer adds to, and what its attention reads: embedding and state, each with a norm of its own."""
         normed = self.norm(ctx, params["hidden_norm"], hidden)
-        embedded = self.norm(ctx, params["input_norm"], ctx.target.embed(ctx.target_params, tokens))
+        embedded = self.norm(ctx, params["input_norm"], embedded)
         return normed if self.norm_before_residual else hidden, jnp.concatenate([embedded, normed], -1)
 
     def output(self, ctx: Context, params: Any, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:

@@ -20,7 +20,7 @@ from sdjax.targets.decoder import Decoder
 Markov = Literal["none", "vanilla", "gated", "rnn", "domino"]
 
 
-def markov_specs(target: Decoder, kind: Markov, rank: int, size: int, gru: int) -> dict[str, Spec]:
+def markov_specs(target: Decoder, kind: Markov, rank: int, size: int, gru: int = 0) -> dict[str, Spec]:
     """`after` makes `size` logits of `rank` numbers. DSpark's have these for every token of the target (`before`), and
     the layer of a gate or a recurrence; Domino has a GRU `gru` wide and a layer that narrows.
     """

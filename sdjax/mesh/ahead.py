@@ -98,4 +98,4 @@ def too_large(error: Exception, lower_seconds: float, compile_seconds: float) ->
     if said is None:
         raise error
     total = int(float(said[1]) * UNITS[said[2]])
-    return Compiled(Memory(0, 0, 0, total), False, 0.0, 0.0, Program((), ""), lower_seconds, compile_seconds, None)
+    return Compiled(Memory(0, 0, 0, total), False, 0.0, 0.0, Program((), "", 0), lower_seconds, compile_seconds, None)

@@ -1,7 +1,7 @@
 """Reading a compiled program's text: its collectives, its copies, and the cycles that the compiler expects.
 
-A loop's body is written down once, so what stands in one is counted once and marked `looped`. What the root does not
-reach is left out.
+A loop's body is written down once, so what stands in one is counted once and marked `looped`; its cycles count as often
+as it runs, where its condition is a counter below a constant, else once. What the root does not reach is left out.
 """
 
 import math
@@ -19,6 +19,13 @@ CALLED = re.compile(r"(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 SCOPE = re.compile(r'op_name="([^"]*)"')
+BODY = re.compile(r"body=%?([\w.\-]+)")
+CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+BELOW = re.compile(r"^\s+ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
+NUMBER = re.compile(r"constant\((\d+)\)")
+
+
+Lines = dict[str, list[tuple[re.Match, str]]]  # the instructions of each computation
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program's instructions; `root` is the computation of interest: the entry, or the body of its loop."""
+    """A compiled program's instructions; `root` is the computation of interest: the entry, or the body of its loop.
+
+    `cycles` are those of the root, one instruction after the other; transfers have no estimate.
+    """
 
     instructions: tuple[Instruction, ...]
     root: str
+    cycles: int
 
     @property
     def collectives(self) -> list[Instruction]:
@@ -72,15 +83,11 @@ class Program:
         moved = (i for i in self.instructions if i.op == "copy-start" and i.shapes[0].size == size)
         return [i for i in moved if i.shapes[1].near and not i.shapes[0].near]
 
-    @property
-    def cycles(self) -> int:
-        """Those of the root, one instruction after the other. Transfers and inner loops have no estimate."""
-        return sum(i.cycles for i in self.instructions if i.computation == self.root)
-
 
 def read_program(text: str, loop: bool = False) -> Program:
     """From `compiled.as_text()`; with `loop`, the root is the body of the largest loop in the entry."""
-    lines, root, current = defaultdict(list), "", ""
+    lines: Lines = defaultdict(list)
+    root, current = "", ""
     for line in text.splitlines():
         if header := HEADER.match(line):
             current = header[2]
@@ -95,7 +102,29 @@ def read_program(text: str, loop: bool = False) -> Program:
     inside = reached(lines, {root})
     looped = reached(lines, {b for name in inside for m, line in lines[name] if m[3] == "while" for b in called(line)})
     made = [instruction(m, line, name, name in looped) for name in lines if name in inside for m, line in lines[name]]
-    return Program(tuple(made), root)
+    return Program(tuple(made), root, cycles_of(lines, root))
+
+
+def cycles_of(lines: Lines, name: str) -> int:
+    """A computation's cycles with those of its loops and of its longest branches."""
+    total = 0
+    for found, line in lines[name]:
+        stated = CYCLES.search(line)
+        total += int(stated[1]) if stated else 0
+        if found[3] == "while" and (body := BODY.search(line)):
+            total += trips(lines, line) * cycles_of(lines, body[1])
+        elif found[3] in ("conditional", "call"):
+            total += max((cycles_of(lines, inner) for inner in called(line)), default=0)
+    return total
+
+
+def trips(lines: Lines, loop: str) -> int:
+    """How often a loop's body runs: a counter from 0 below a constant, as `scan` has it; 1 where that is not seen."""
+    condition = CONDITION.search(loop)
+    inside = lines[condition[1]] if condition else []
+    limits = [below[1] for _, line in inside if (below := BELOW.match(line))]
+    numbers = [NUMBER.search(line) for found, line in inside if limits and found[1] == limits[0]]
+    return int(numbers[0][1]) if numbers and numbers[0] else 1
 
 
 def called(line: str) -> list[str]:
@@ -104,7 +133,7 @@ def called(line: str) -> list[str]:
     return CALLED.findall(line) + branches
 
 
-def reached(lines: dict, start: set[str]) -> set[str]:
+def reached(lines: Lines, start: set[str]) -> set[str]:
     """`start` and all that is called from there."""
     seen, open_ = set(start), list(start)
     while open_:

@@ -15,6 +15,7 @@ from jaxtyping import Array
 from sdjax.core.cache import with_rows
 from sdjax.core.types import Draft
 from sdjax.decode.generate import LEAST_ROWS, bucket, next_rows, overhang, prefill, rows_at_first, run, start
+from sdjax.decode.probes import append_probes, split_probes
 from sdjax.decode.state import Loop, Params, State
 from sdjax.study.methods import Arm
 from sdjax.trees.tree import ancestor_mask
@@ -96,12 +97,13 @@ def propose(loop: Loop, params: Params, state: State) -> tuple[Draft, Any]:
 
 
 @partial(jax.jit, static_argnames=("target", "taps", "max_depth"))
-def verify(target: Any, taps: tuple, max_depth: int, params: Any, cache: Any, p: Array, draft: dict[str, Array]) -> Any:
-    """The target's part of a step alone: forward over the draft, and its logits."""
-    x = target.embed(params, draft["tokens"])
-    ancestors = ancestor_mask(draft["parent"], max_depth)
-    out = target.forward(params, x, p[:, None] + draft["depth"], cache, ancestors, taps=taps)
-    return target.unembed(params, out.hidden), out.staged, out.features
+def verify(target: Any, taps: tuple, max_depth: int, params: Any, cache: Any, p: Array, draft: dict[str, Any]) -> Any:
+    """The target's part of a step alone: forward over the draft, probes included where it has some, and its logits."""
+    x, probes = target.embed(params, draft["tokens"]), draft.get("probes")
+    x, depth, mask = append_probes(probes, x, draft["depth"], ancestor_mask(draft["parent"], max_depth))
+    out = target.forward(params, x, p[:, None] + depth, cache, mask, taps=taps)
+    hidden, probed = split_probes(probes, out.hidden)
+    return target.unembed(params, hidden), probed, out.staged, out.features
 
 
 def measure(arms: Sequence[Arm], prompts: Sequence[Sequence[int]], capacity: int, max_new: int) -> dict[str, Costs]:
@@ -143,7 +145,7 @@ class Clocks:
 
     def verify(self) -> Any:
         draft, loop = self._draft, self._arm.loop
-        parts = {name: getattr(draft, name) for name in ("tokens", "parent", "depth")}
+        parts = {name: getattr(draft, name) for name in ("tokens", "parent", "depth", "probes")}
         target, taps = loop.target, loop.drafter.taps
         return verify(target, taps, draft.max_depth, self._arm.params.target, self._state.cache, self._state.p, parts)
 

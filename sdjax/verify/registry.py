@@ -7,6 +7,7 @@ from sdjax.verify.kseq import KSequential
 from sdjax.verify.lenience import Lenience
 from sdjax.verify.multipath import BestPath
 from sdjax.verify.recursive import Recursive
+from sdjax.verify.selection import SelfSelection
 from sdjax.verify.token import TokenRejection
 from sdjax.verify.traversal import Traversal
 from sdjax.verify.typical import TypicalAcceptance
@@ -21,6 +22,7 @@ RULES: dict[str, Rule] = {
     "kseq-k": KSequential(best=False),
     "traversal": Traversal(),
     "best-path": BestPath(),
+    "self-selection": SelfSelection(),
     "typical": TypicalAcceptance(),
     "lenience": Lenience(),
     "approximate": ApproximateGreedy(),

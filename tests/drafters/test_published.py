@@ -16,6 +16,7 @@ from experiments.export import Export, export
 from experiments.import_drafter import Import, import_drafter
 from sdjax.core.types import Law
 from sdjax.decode.state import Params
+from sdjax.drafters.block import Block
 from sdjax.drafters.deepseek_mtp import DeepSeekMTP
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.eagle import Eagle
@@ -45,7 +46,23 @@ CHAIN, DYNAMIC = Tree.chain(3), DynamicTree(depth=8, nodes=60, width=10)
 TRAINED, REDUCED, BIASED = DraftHead(trained=True), DraftHead(20, trained=True), DraftHead(trained=True, bias=True)
 HYDRA = Hydra(named_tree("mc_sim_7b_63"), 4, head=TRAINED, own_heads=True)
 PAPER = Eagle3((1, 3, 4), DYNAMIC, head=REDUCED)
+DFLASH = Block.dflash((1, 4), 3, 7, layers=2, layout="fill_in")
+DSPARK = Block.dspark((0, 3, 5), 30, 7, layers=2, rank=3)
+DOMINO = Block.domino((1, 4), 3, 0, 7, layers=2, rank=3, gru=5)
 CASES = {
+    "dflash": ("dflash", DFLASH),
+    "dflash, anchor first": ("dflash", replace(DFLASH, layout="anchor_first", shape=replace(LAYER, qk_norm=True))),
+    "dflash, jetspec": ("dflash", replace(DFLASH, block_mask="causal", taps=(4, 1))),
+    "dflash, windows": ("dflash", replace(DFLASH, windows=(None, 9))),
+    "dflash, domino": ("dflash", DOMINO),
+    "deepspec": ("deepspec", DSPARK),
+    "deepspec, no confidence": ("deepspec", replace(DSPARK, markov="rnn", confidence=0.0)),
+    "deepspec, gated": ("deepspec", replace(DSPARK, markov="gated", anchors=9)),
+    "deepspec, dflash": ("deepspec", replace(DSPARK, markov="none", rank=256)),
+    "speculators-block, confidence": ("speculators-block", replace(DSPARK, markov="none", rank=256)),
+    "speculators-block": ("speculators-block", DFLASH),
+    "speculators-block, some": ("speculators-block", replace(DSPARK, head=DraftHead(20))),
+    "speculators-block, fill in": ("speculators-block", replace(DSPARK, layout="fill_in", markov="gated")),
     "eagle": ("eagle", Eagle()),
     "eagle, no bias": ("eagle", Eagle(fc_bias=False, layer=LAYER)),
     "eagle3": ("eagle3", PAPER),
@@ -79,12 +96,16 @@ def drawn(specs, seed):
     """Random weights, norms and biases too; ids as they start."""
     random = np.random.default_rng(seed)
     floats = lambda spec: jnp.asarray(random.normal(size=spec.shape), spec.dtype)
-    return jax.tree.map(lambda spec: floats(spec) if spec.trainable else spec.init(None, spec.shape, spec.dtype), specs)
+    is_float = lambda spec: jnp.issubdtype(spec.dtype, jnp.floating)
+    return jax.tree.map(lambda spec: floats(spec) if is_float(spec) else spec.init(None, spec.shape, spec.dtype), specs)
 
 
 def params_of(drafter):
     """Blocks that the layout ties are equal."""
     params = drawn(drafter.specs(TARGET), 2)
+    if isinstance(drafter, Block):
+        params["mask"] = target_params()["embed"][drafter.mask_token]
+        params["head"] = drafter.head.initial(TARGET, target_params(), np.arange(TARGET.vocab))
     if isinstance(drafter, (Hydra, HydraPlus)):
         for head in params["heads"]:
             head["blocks"] = head["blocks"][:1] * len(head["blocks"])
@@ -301,6 +322,22 @@ def test_one_key_two_meanings():
         ("deepseek-mtp", {"hidden_size": ...}, "config.json has no hidden_size"),
         ("qwen3-next-mtp", {"model_type": ...}, "model_type is missing"),
         ("qwen3-next-mtp", {"model_type": "qwen3_next"}, "gated attention"),
+        ("dflash", {"block_size": ...}, "block_size is None"),
+        ("dflash", {"num_target_layers": 7}, "num_target_layers is 7, the target's 8"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id is None"),
+        ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [8]}}, "layer id 8"),
+        ("dflash", {"dflash_config": {"mask_token_id": 3, "conv_kernel": 4}}, "conv_kernel.* not supported"),
+        ("dflash", {"projector_type": "dflare"}, "projector_type is 'dflare'"),
+        ("dflash, domino", {"projector_type": "dflash"}, "projector_type is 'domino' in"),
+        ("deepspec", {"confidence_head_with_markov": False}, "confidence_head_with_markov is False with markov_rank 3"),
+        ("deepspec", {"enable_confidence_head": False}, "unexpected confidence_head"),
+        ("dflash", {"shift_label": True}, "contradict each other"),
+        ("deepspec", {"markov_rank": 4}, r"markov_w1\.weight has shape \[31, 3\], expected \[31, 4\]"),
+        ("deepspec, no confidence", {"markov_rank": 0}, r"unexpected markov_head"),
+        ("deepspec", {"block_size": "7"}, "block_size is '7'"),
+        ("deepspec", {"mask_token_id": 31}, "mask_token is 31"),
+        ("speculators-block", {"draft_vocab_size": 20}, "d2t is missing"),
+        ("speculators-block, some", {"aux_hidden_state_layer_ids": [1, 4]}, r"fc\.weight has shape"),
     ],
 )
 def test_damaged_configs_are_refused(case, changes, words):
@@ -354,11 +391,53 @@ def test_damaged_tensors_are_refused(case, tensor, found, words):
         ("deepseek-mtp", DeepSeekMTP(head=REDUCED), "draft vocabulary"),
         ("qwen3-next-mtp", DeepSeekMTP(2), "holds one module"),
         ("hydra", Gloeckle(8, head=REDUCED), "holds Hydra or HydraPlus, not Gloeckle"),
+        ("dflash", replace(DSPARK, confidence=0.0), "'vanilla' has no place in the layout 'dflash'"),
+        ("dflash", replace(DFLASH, confidence=1.0), "a confidence head has no place"),
+        ("deepspec", replace(DSPARK, temperatures=(1.0,) * 7), "the temperatures of a calibration"),
+        ("dflash", replace(DFLASH, sampled=True), "draft the argmax"),
+        ("dflash", replace(DFLASH, mask_token=None), "learnt vector"),
+        ("dflash", DFLASH, "not the target's row 3"),
+        ("dflash", replace(DFLASH, shape=LAYER), "readers of block drafters know qwen3's"),
+        ("dflash", replace(DFLASH, head=DraftHead(20)), "holds no draft vocabulary"),
+        ("deepspec", DFLASH, "the block is fill_in"),
+        ("deepspec", replace(DSPARK, head=TRAINED), "the head is trained"),
+        ("speculators-block", replace(DSPARK, block_mask="causal"), "know full ones"),
     ],
 )
 def test_what_a_layout_cannot_hold_is_refused(name, drafter, words):
     with pytest.raises(ValueError, match=words):
         written(name, drafter, drawn(drafter.specs(TARGET), 2))
+
+
+def test_a_block_whose_layout_is_open_is_never_guessed_silently():
+    """z-lab's and old speculators' fill in, DeepSpec's have the anchor first; and the notes say so."""
+    filled = written("dflash", DFLASH)
+    inner = {key: value for key, value in filled.config["dflash_config"].items() if key != "sample_from_anchor"}
+    for name, made, changes, layout in (
+        ("dflash", filled, {"dflash_config": inner}, "fill_in"),
+        ("deepspec", written("deepspec", DSPARK), {}, "anchor_first"),
+        ("speculators-block", written("speculators-block", DSPARK), {"sample_from_anchor": ...}, "fill_in"),
+    ):
+        found = read(name, made, **changes)
+        assert found.drafter.layout == layout and any("test it on a prompt" in note for note in found.notes)
+    for key in ("sample_from_anchor", "shift_label", "query_zero_predicts_next"):
+        found = read("dflash", filled, dflash_config=inner | {key: True})
+        assert (found.drafter.layout, found.drafter.length) == ("anchor_first", DFLASH.width)
+        assert not any("test it" in note for note in found.notes)
+
+
+def test_the_published_names_of_dspark():
+    made = written("deepspec", replace(DSPARK, markov="gated"))
+    layer = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj self_attn.q_norm self_attn.k_norm"
+    layer = f"{layer} mlp.gate_proj mlp.up_proj mlp.down_proj input_layernorm post_attention_layernorm".split()
+    plain = {f"layers.{i}.{name}.weight" for i in (0, 1) for name in layer}
+    plain |= {"fc.weight", "hidden_norm.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight"}
+    plain |= {f"markov_head.{name}" for name in ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias")}
+    plain |= {f"confidence_head.proj.{part}" for part in ("weight", "bias")}
+    assert made.tensors.keys() == plain
+    assert made.tensors["markov_head.markov_w2.weight"].shape == (31, 3)
+    assert made.config["target_layer_ids"] == [0, 3, 5] and made.config["block_size"] == 7
+    assert written("speculators-block", DSPARK).config["aux_hidden_state_layer_ids"] == [1, 4, 6]
 
 
 def test_tied_blocks_come_in_and_untied_ones_do_not_leave():
@@ -396,8 +475,8 @@ def test_layouts_are_told_apart():
         assert [layout.name for layout in LAYOUTS.values() if layout.claims(made.tensors, made.config)] == [name], case
     with pytest.raises(ValueError, match=r"no known layout.*weird\.weight"):
         detect(["weird.weight"], {})
-    with pytest.raises(ValueError, match="speculators_model_type 'dflash'"):
-        detect(["fc.weight", "layers.0.self_attn.q_proj.weight"], {"speculators_model_type": "dflash"})
+    with pytest.raises(ValueError, match="speculators_model_type 'mlp'"):
+        detect(["fc.weight", "layers.0.self_attn.q_proj.weight"], {"speculators_model_type": "mlp"})
     with pytest.raises(ValueError, match="may be eagle3 or medusa"):
         detect(["midlayer.hidden_norm.weight"], {"medusa_num_heads": 3})
     with pytest.raises(ValueError, match="did you mean 'eagle3'"):

@@ -8,7 +8,14 @@ from sdjax.mesh.hlo import Shape, read_program
 TEXT = """
 HloModule jit_run, is_scheduled=true
 
+%below.6 (p: (s32[], f32[8])) -> pred[] {
+  %constant.3 = s32[]{:T(128)} constant(4)
+  %counter.1 = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt.2 = pred[]{:T(512)} compare(%counter.1, %constant.3), direction=LT
+}
+
 %inner.1 (p: s32[]) -> s32[] {
+  %fusion.6 = f32[8]{0} fusion(%x), kind=kLoop, calls=%elsewhere, backend_config={"estimated_cycles":"7"}
   ROOT %all-gather.1 = f32[8,1,8]{2,1,0:T(1,128)S(1)} all-gather(%p), metadata={op_name="jit(run)/while/body/judge/max"}
 }
 
@@ -21,7 +28,7 @@ HloModule jit_run, is_scheduled=true
   %all-reduce-start.2 = (f32[4]{0}, f32[4]{0}) all-reduce-start(%y), metadata={op_name="jit(run)/while/body/propose/dot"}
   %all-reduce-done.2 = f32[4]{0} all-reduce-done(%all-reduce-start.2)
   %fusion.4 = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused.2, backend_config={"estimated_cycles":"100"}
-  %while.5 = (s32[], /*index=1*/f32[8]{0:T(8)}) while(%t), condition=%never, body=%inner.1
+  %while.5 = (s32[], /*index=1*/f32[8]{0:T(8)}) while(%t), condition=%below.6, body=%inner.1
   %copy-start.6 = (bf16[8,1,4096,128]{3,2,1,0}, bf16[8,1,4096,128]{3,2,1,0}, u32[]{:S(2)}) copy-start(%c)
   %copy-start.7 = (bf16[8,1,4096,128]{3,2,1,0:S(1)}, bf16[8,1,4096,128]{3,2,1,0}, u32[]{:S(2)}) copy-start(%c)
   %copy-start.8 = (bf16[8,1,4096,128]{3,2,1,0}, bf16[8,1,4096,128]{3,2,1,0:S(1)}, u32[]{:S(2)}) copy-start(%c)
@@ -37,7 +44,7 @@ ENTRY %main.4 (p: bf16[8]) -> bf16[8] {
 
 def test_a_step_is_the_loops_body_with_all_that_it_calls():
     step = read_program(TEXT, loop=True)
-    assert step.root == "body.3" and step.cycles == 120
+    assert step.root == "body.3" and step.cycles == 120 + 4 * 7
     assert [(i.op, i.looped) for i in step.collectives] == [
         ("all-gather", True),
         ("all-reduce", False),
@@ -48,7 +55,7 @@ def test_a_step_is_the_loops_body_with_all_that_it_calls():
 
 def test_without_a_loop_the_whole_program_is_read():
     whole = read_program(TEXT)
-    assert whole.cycles == 5000 and len(whole.collectives) == 5
+    assert whole.cycles == 5000 + 120 + 4 * 7 and len(whole.collectives) == 5
 
 
 def test_sizes_and_memories():

@@ -48,7 +48,7 @@ def drawn(specs, seed):
     random = np.random.default_rng(seed)
 
     def leaf(spec):
-        if not spec.trainable:
+        if not jnp.issubdtype(spec.dtype, jnp.floating):
             return spec.init(None, spec.shape, spec.dtype)
         x = random.normal(size=spec.shape)
         return jnp.asarray(1 + 0.3 * x if len(spec.shape) == 1 or spec.shape[0] < 4 else x * spec.shape[-1] ** -0.5, spec.dtype)

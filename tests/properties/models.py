@@ -28,7 +28,8 @@ def trees_for(rule, law: Law) -> list[tuple[int, Tree]]:
     if rule.chains_only:
         return [(2, Tree.chain(5)), (3, Tree.chain(3)), (3, Tree.chain(2)), (2, Tree.chain(1))]
     if getattr(rule, "by_numbers", False):  # one model at a time: paths from the root
-        return [(2, PATHS), (3, Tree.branching(2)), (2, Tree.branching(3)), (2, Tree.chain(3))]
+        three = 2 if law is Law.IID else 3  # siblings that are distinct need as many tokens
+        return [(2, PATHS), (3, Tree.branching(2)), (three, Tree.branching(3)), (2, Tree.chain(3))]
     return [(3, SPARSE), (2, LOPSIDED), (3, Tree.branching(2, 1)), (3, Tree.chain(3)), (2, Tree.branching(2, 1, 1))]
 
 

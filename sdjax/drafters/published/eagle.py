@@ -26,7 +26,8 @@ NAME, PREFIX = "eagle", "layers.0."
 
 def claims(names: Collection[str], config: Mapping[str, Any]) -> bool:
     pair = {"fc.weight", f"{PREFIX}self_attn.q_proj.weight"} <= set(names)
-    return pair and f"{PREFIX}hidden_norm.weight" not in names and "speculators_model_type" not in config
+    others = {f"{PREFIX}hidden_norm.weight", "hidden_norm.weight"} & set(names)  # EAGLE-3's and block drafters'
+    return pair and not others and "speculators_model_type" not in config
 
 
 def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any) -> Exported:

@@ -20,6 +20,16 @@ OPEN = {
 
 def layer_from_config(config: Mapping[str, Any], target: Decoder, notes: list[str]) -> Decoder | None:
     """The shape of a head's layer; None: that of a Llama layer as the target's. ValueError where it cannot serve it."""
+    layer = shape_from_config(config, target, notes)
+    if layer.layers != 1:
+        raise ValueError(f"config.json: num_hidden_layers is {layer.layers}; heads of one layer are supported")
+    if any(layer.windows):
+        raise ValueError(f"config.json: sliding_window is {layer.windows[0]}; a head's layer sees all positions here")
+    return None if layer == layer_for(target, None) else layer
+
+
+def shape_from_config(config: Mapping[str, Any], target: Decoder, notes: list[str]) -> Decoder:
+    """The shape of a drafter's layers; ValueError where they cannot serve the target."""
     given = {key: value for key, value in config.items() if value is not None}
     in_rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     for key, rule in OPEN.items():
@@ -29,17 +39,12 @@ def layer_from_config(config: Mapping[str, Any], target: Decoder, notes: list[st
     for name, own, whose in (("hidden_size", layer.width, target.width), ("vocab_size", layer.vocab, target.vocab)):
         if own != whose:
             raise ValueError(f"config.json: {name} is {own}, the target's {whose}; this head is for another target")
-    if layer.layers != 1:
-        raise ValueError(f"config.json: num_hidden_layers is {layer.layers}; heads of one layer are supported")
-    if any(layer.windows):
-        raise ValueError(f"config.json: sliding_window is {layer.windows[0]}; a head's layer sees all positions here")
     if layer.max_position < target.max_position:
         notes.append(
             f"max_position_embeddings is {layer.max_position}, the target's {target.max_position}: "
             "beyond it the head may draft badly"
         )
-    layer = replace(layer, tied=target.tied, windows=())
-    return None if layer == layer_for(target, None) else layer
+    return replace(layer, tied=target.tied)
 
 
 def layer_to_config(target: Decoder, layer: Decoder | None, known: tuple[str, ...], layout: str) -> Config:

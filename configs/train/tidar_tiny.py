@@ -1,0 +1,28 @@
+"""TiDAR for the tiny world: the target learns to fill in masks while it goes on learning its text (arXiv:2511.08923).
+
+    python -m experiments.train --config configs/train/tidar_tiny.py
+
+Both losses weigh alike: the paper's α = 1, whose mean of the two is their sum here, with half the clip. Plain decoding with
+the tuned target is the baseline.
+"""
+
+from experiments.config import TargetConfig
+from experiments.train_config import TrainConfig
+from sdjax.drafters.tidar import TiDAR
+from sdjax.train.joint import Joint
+from sdjax.train.optimiser import Optimiser
+from sdjax.train.recipe import Cadence
+from sdjax.train.tiny_world import TARGET
+
+
+def get_config() -> TrainConfig:
+    return TrainConfig(
+        name="tidar_tiny",
+        target=TargetConfig(name="tiny"),
+        drafter=TiDAR(layers=TARGET.layers, length=3),
+        rows=8,
+        length=128,
+        optimiser=Optimiser(learning_rate=4e-3, steps=300, warmup=20),
+        joint=Joint(weights=((0, 1.0),)),
+        cadence=Cadence(save_every=100, eval_every=100),
+    )

@@ -1,0 +1,70 @@
+"""What experiments.aot compiles: configs of cases, and what its command line says."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from experiments.config import config_files, find_config, load_file
+from experiments.launch import ROOT
+from sdjax.study.plan import Case
+from sdjax.study.verify_cost import WIDTHS
+from sdjax.targets.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class AotConfig:
+    """A target and its cases. `curves` are topologies, each in so many groups of chips, for which the cost of wider passes is
+    asked for; a step of the smaller model `draft` is the price of a draft there.
+    """
+
+    name: str
+    target: Decoder
+    draft: Decoder
+    cases: dict[str, Case]
+    curves: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says."""
+
+    config: str | None = None
+    """a file in configs/aot; all of them where none is given"""
+    topology: str | None = None
+    """only cases and curves on this one"""
+    case: str | None = None
+    """only the case of this name, and no curves"""
+    only: Literal["all", "cases", "curves", "page"] = "all"
+    """page: compile nothing, write docs/scale.md anew"""
+    widths: tuple[int, ...] = WIDTHS
+    """tokens of the curves' passes"""
+    reports: Path = ROOT / "docs" / "scale"
+    """where a case's file goes; the page stands beside the folder"""
+    curves: Path = ROOT / "experiments" / "tables" / "verify_cost"
+    """where a curve's file goes"""
+
+
+def configs(given: Given) -> list[AotConfig]:
+    """Those that were asked for."""
+    paths = config_files("aot") if given.config is None else [find_config(given.config)]
+    return [load_file(path).get_config() for path in paths]
+
+
+def chosen(config: AotConfig, given: Given) -> list[str]:
+    """The cases that were asked for; ValueError where a config was named and there are none."""
+    if given.only not in ("all", "cases"):
+        return []
+    names = [
+        name for name, case in config.cases.items() if given.case in (None, name) and given.topology in (None, case.topology)
+    ]
+    if not names and given.config is not None:
+        wanted, there = given.case or "", ", ".join(config.cases)
+        raise ValueError(f"no case {wanted!r} on {given.topology or 'any machine'} in {config.name}; there are {there}")
+    return names
+
+
+def curves(config: AotConfig, given: Given) -> list[str]:
+    """The topologies whose curves were asked for."""
+    if given.only not in ("all", "curves") or given.case is not None:
+        return []
+    return [topology for topology in config.curves if given.topology in (None, topology)]

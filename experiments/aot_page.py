@@ -1,0 +1,104 @@
+"""docs/scale.md, written from the files that experiments.aot leaves: one row a case, its collectives, the curves."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sdjax.mesh.chips import GIB
+from sdjax.study.plan import SCOPES, UNNAMED
+
+HEAD = """# Decoding at scale: what the TPU compiler says
+
+Written by `python -m experiments.aot` (configs in `configs/aot`), from the files in `docs/scale/` and
+`experiments/tables/verify_cost/`. **Every figure here is the compiler's estimate (libtpu, ahead of time, on a machine without
+a TPU). None was measured on hardware.**
+
+All figures are those of one chip. Memory is exact: it is what the program allocates. FLOPs and bytes are those of one
+draft-verify step; a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler
+expects of its instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that
+run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case keeps what
+`sdjax.study.promises` asks for: no parameter, cache or array of the vocabulary's size moves between chips, no cache is copied,
+the state is updated in place, the target's pass has at most two all-reduces a layer and four more, and where a case fits, a
+tenth of the memory is free.
+"""
+COLUMNS = (
+    "target",
+    "case",
+    "machine (data×model)",
+    "drafter and nodes",
+    "batch × context",
+    "HBM of a chip",
+    "fits",
+    "GFLOP",
+    "GB touched",
+    "ms a step",
+    "s to compile",
+)
+COLLECTIVES = """## Exchanges between chips, one step
+
+Counted in the compiled text by part of the step (the target's pass, propose, judge, observe; in a loop the compiler forgets
+which of the last three it was); those in an inner loop are counted once, however often it runs.
+"""
+CURVES = """## What a wider pass costs
+
+t(n) / t(1) for one sequence in each group of chips, with 4,096 cache rows, and c, a step of the draft model, in plain steps:
+estimates from programs of two depths (all layers are alike). `python -m experiments.sequoia --costs
+experiments/tables/verify_cost/FILE` chooses a tree by one.
+"""
+
+
+def page(reports: Path, curves: Path) -> str:
+    """The whole page."""
+    cases, costs = read(reports), read(curves)
+    parts = [HEAD, table(COLUMNS, map(cells, cases)), COLLECTIVES]
+    parts.append("\n".join(f"- {r['target']} {r['case']}: {exchanged(r)}" for r in cases if "collectives" in r) + "\n")
+    if costs:
+        columns = ["target", "machine", "c", *(f"t({n})" for n in costs[0]["tokens"])]
+        parts += [CURVES, table(columns, map(curve_cells, costs))]
+    return "\n".join(parts)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Every JSON file of a folder, by name."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def table(columns: Sequence[str], rows: Any) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def cells(found: dict[str, Any]) -> list[str]:
+    """A case as a row."""
+    memory, hbm = found["memory"]["total"], found["hbm"]
+    machine = f"{found['topology']} ({found['mesh']['data']}×{found['mesh']['model']})"
+    work = f"{found['drafter']} {found['nodes']}, {found['rule']}, T={found['temperature']:g}"
+    load = f"{found['batch']} × {found['context']:,}"
+    row = [found["target"], found["case"], machine, work, load, f"{memory / GIB:.1f} of {hbm / GIB:.0f} GiB"]
+    if "collectives" not in found:
+        return [*row, f"no: {(memory - hbm) / GIB:.1f} GiB too much", "", "", "", f"{found['seconds_to_compile']:.0f}"]
+    return [
+        *row,
+        f"{1 - memory / hbm:.0%} free",
+        f"{found['flops'] / 1e9:.1f}",
+        f"{found['bytes'] / 1e9:.2f}",
+        f"{found['step_seconds'] * 1e3:.2f}",
+        f"{found['seconds_to_compile']:.0f}",
+    ]
+
+
+def exchanged(found: dict[str, Any]) -> str:
+    """A case's collectives in words, part by part."""
+    parts = []
+    for scope in ("target", *SCOPES, UNNAMED):
+        here = [c for c in found["collectives"] if c["scope"] == scope]
+        words = [f"{c['count']} {c['kind']} of {c['bytes']:,} B{' in a loop' if c['looped'] else ''}" for c in here]
+        parts += [f"{scope}: {', '.join(words)}"] if words else []
+    return "; ".join(parts) or "none"
+
+
+def curve_cells(cost: dict[str, Any]) -> list[str]:
+    """A curve as a row."""
+    machine = f"{cost['topology']}, {cost['data']} group{'s' * (cost['data'] > 1)}"
+    return [cost["target"], machine, f"{cost['draft']:.2f}", *(f"{t:.2f}" for t in cost["verify"])]

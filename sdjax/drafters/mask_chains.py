@@ -1,0 +1,214 @@
+"""Chains of masks behind a text's tokens, trained beside the text in one pass: what PARD and P-EAGLE have in common.
+
+Slot d of the chain behind a row stands d positions further. Slot 0 is the text's own row, which sees the text up to
+itself; the others are masks, which see the same text and their own chain so far: ordinary causal attention, as if
+the text ended there. COnditional Drop-token (PARD, arXiv:2504.18583; P-EAGLE, arXiv:2602.01469) keeps ever fewer chains
+the deeper they go.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, Key
+
+from sdjax.core.attention import cache_mask
+from sdjax.core.cache import KV
+from sdjax.core.linear import linear, product
+from sdjax.core.types import Batch, Context, Trace, rows
+from sdjax.drafters.block_attention import attend_blocks
+from sdjax.drafters.eagle_layer import add_mlp
+from sdjax.drafters.head import DraftHead, own_tokens
+from sdjax.drafters.losses import cross_entropy, flatten, in_chunks, soft_cross_entropy, weighted_mean
+from sdjax.drafters.residual_heads import chain_figures, rank_of
+from sdjax.targets.decoder import Decoder, causal_mask, rms_norm
+from sdjax.targets.packed import packed_mask
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Of n chains, ⌈max(keep^d, least) · n⌉ have a slot at depth d, and so at every depth before it."""
+
+    keep: float = 0.7
+    least: float = 0.2
+
+    def __post_init__(self):
+        if not 0 < self.least <= self.keep <= 1:
+            raise ValueError(
+                f"keep is {self.keep} and least {self.least}; they must be shares with 0 < least <= keep <= 1 (1, 1: no drop)"
+            )
+
+    def counts(self, chains: int, length: int) -> tuple[int, ...]:
+        """How many of so many chains have a slot at depth 0 .. length - 1."""
+        return tuple(math.ceil(max(self.keep**depth, self.least) * chains - 1e-9) for depth in range(length))
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The S slots of a row of texts that run: `counts[d]` at depth d, all of the first chains in the order of their drawing.
+
+    The text's own rows come first, then the masks, chain by chain.
+    """
+
+    counts: tuple[int, ...]
+
+    @property
+    def groups(self) -> list[tuple[int, int, int]]:
+        """(first chain, last + 1, masks) of chains that have as many masks; the longest first."""
+        ends = (*self.counts, 0)
+        bounds = [(ends[masks + 1], ends[masks], masks) for masks in range(len(self.counts) - 1, 0, -1)]
+        return [group for group in bounds if group[0] < group[1]]
+
+    @property
+    def chain(self) -> Int[np.ndarray, " S"]:
+        """Which chain each slot belongs to."""
+        masks = [np.repeat(np.arange(first, last), deep) for first, last, deep in self.groups]
+        return np.concatenate([np.arange(self.counts[0]), *masks])
+
+    @property
+    def depth(self) -> Int[np.ndarray, " S"]:
+        """How many positions each slot stands behind the row that its chain hangs on."""
+        masks = [np.tile(np.arange(1, deep + 1), last - first) for first, last, deep in self.groups]
+        return np.concatenate([np.zeros(self.counts[0], int), *masks])
+
+    def places(self, place: Int[Array, "B T"], by: int) -> Int[Array, "B S"]:
+        """`by` places behind each slot, where chain i hangs on the row at place[:, i]; the last one, where there is none."""
+        return jnp.minimum(place[:, self.chain] + self.depth + by, place.shape[1] - 1)
+
+    def table(self, flat: Float[Array, "B S"]) -> Float[Array, "N B T"]:
+        """Slots by depth and chain; zero where they were dropped."""
+        empty = jnp.zeros((len(self.counts), len(flat), self.counts[0]), flat.dtype)
+        return empty.at[self.depth, :, self.chain].set(flat.T)
+
+
+class Rows(NamedTuple):
+    """What a layer adds to, and what its attention reads."""
+
+    residual: Float[Array, "B T E"]
+    x: Float[Array, "B T i"]
+
+
+def draw_chains(
+    drop: Drop, slots: Slots, trace: Trace, key: Key[Array, ""], lag: int
+) -> tuple[Int[Array, "B T"], Float[Array, "B S"]]:
+    """A random order of each row's places, to hang chains on, and the weight of every slot: 1 where it is learnt from.
+
+    A slot is where its label and those before it in its chain are; slot d's stands d + 1 + lag places further. Of the places
+    whose first slot is, the first ones in the order keep each depth, as `drop` says: PARD's random subset of the depth before.
+    """
+    ahead = jnp.stack([trace.ahead(depth + 1 + lag)[1] for depth in range(len(slots.counts))], -1)
+    learnt = jnp.cumprod(ahead, -1)
+    able = learnt[..., 0] > 0
+    place = jnp.argsort(jnp.where(able, -jax.random.uniform(key, able.shape), 1), 1).astype(jnp.int32)
+    kept = np.array([drop.counts(n, len(slots.counts)) for n in range(able.shape[1] + 1)])
+    kept_of_row = jnp.asarray(kept)[able.sum(1)][:, slots.depth]
+    return place, rows(learnt, place)[:, slots.chain, slots.depth] * (slots.chain < kept_of_row)
+
+
+def run_chains(
+    model: Decoder,
+    layers: Sequence[dict[str, Array]],
+    text: Rows,
+    mask: Rows,
+    batch: Batch,
+    place: Int[Array, "B T"],
+    slots: Slots,
+) -> Float[Array, "B S E"]:
+    """The outputs of all slots, before the final norm: `text` of the packed texts, and one `mask` [1 1 ...] at every place.
+
+    `text` and `mask` go into the first layer's attention as they are, into that of the others behind their `attn_norm`.
+    """
+    nothing = model.empty_cache(len(place), 1)
+    seen = cache_mask(nothing.length, 1, batch.positions, None), packed_mask(batch)
+    angles = model.rope.angles(batch.positions, model.head_width)
+    own = len(slots.chain) - slots.counts[0]
+    positions = jnp.take_along_axis(batch.positions, place, 1)[:, slots.chain[-own:]] + slots.depth[-own:]
+    own_angles = model.rope.angles(positions, model.head_width)
+
+    @jax.checkpoint
+    def layer(text: Rows, masks: Rows, p: dict[str, Array]) -> tuple[Array, Array]:
+        mixed, given = model.attention(p, text.x, angles, nothing.layers[0], None, seen)
+        q, kv = model.project(p, masks.x, own_angles)
+        around = attend_chains(q, given, kv, batch.segments, place, slots, model.head_width**-0.5)
+        around = linear(around.reshape(*around.shape[:2], -1), p["o"], p.get("o_bias"))
+        return add_mlp(model, p, text.residual + mixed), add_mlp(model, p, masks.residual + around)
+
+    masks = Rows(*(jnp.broadcast_to(x, (len(place), own, x.shape[-1])) for x in mask))
+    out = layer(text, masks, layers[0])
+    for p in layers[1:]:
+        out = layer(*(Rows(x, rms_norm(x, p["attn_norm"], model.norm_eps)) for x in out), p)
+    return jnp.concatenate([rows(out[0], place), out[1]], 1)
+
+
+def attend_chains(
+    q: Float[Array, "B Q H K"],
+    given: KV,
+    own: KV,
+    segments: Int[Array, "B T"],
+    place: Int[Array, "B T"],
+    slots: Slots,
+    scale: float,
+) -> Float[Array, "B Q H K"]:
+    """The masks' attention to the text's keys and values up to the row that they hang on, and to their own chain's."""
+    mixed, start = [], 0
+    for first, last, deep in slots.groups:
+        here = slice(start, start := start + (last - first) * deep)
+        queries = q[:, here].reshape(len(q), last - first, deep, *q.shape[2:])
+        kept = jax.tree.map(lambda x, here=here: x[:, :, here], own)
+        behind = place[:, first:last] + 1
+        found = attend_blocks(queries, given, kept, segments, behind, causal_mask(deep)[0], scale)
+        mixed.append(found.reshape(len(q), -1, *q.shape[2:]))
+    return jnp.concatenate(mixed, 1)
+
+
+def chain_loss(
+    ctx: Context,
+    head: DraftHead,
+    head_params: dict[str, Array],
+    logits: Callable[[Float[Array, "n E"]], Float[Array, "n D"]],
+    trace: Trace,
+    hidden: Float[Array, "B S E"],
+    at: tuple[Int[Array, "B S"], Float[Array, "B S"]],
+    slots: Slots,
+    text: float,
+    soft: float,
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """`text` · CE(token) + `soft` · CE(target's law), each Σ weight · loss / Σ weight over all slots; and a chain's figures.
+
+    `at` holds, for every slot, the place whose state is the target's that predicts its token, and its weight. The target's
+    law is cut to the draft vocabulary and renormalised; tokens outside are not learnt as text.
+    """
+    before, weight = at
+    labels = rows(trace.ahead(1)[0], before)
+    tokens, inside = own_tokens(head_params.get("ids"), labels)
+    judge = lax.stop_gradient(head.teacher_rows(ctx, head_params)) if soft else None
+    theirs = None if judge is None else rows(trace.hidden, before)
+
+    def of_rows(part: Any) -> dict[str, Array]:
+        mine, theirs, tokens = part
+        law = logits(mine)
+        out = {"rank": rank_of(lax.stop_gradient(law), tokens)}
+        out |= {"text": cross_entropy(law, tokens)} if text else {}
+        if judge is not None:
+            out["soft"] = soft_cross_entropy(law, lax.stop_gradient(product(theirs, judge)))
+        return out
+
+    out = in_chunks(of_rows, jax.tree.map(flatten, (hidden, theirs, tokens)), flatten(weight))
+    out = jax.tree.map(lambda x: x.reshape(labels.shape), out)
+    loss = text * weighted_mean(out["text"], weight * inside) if text else jnp.float32(0)
+    loss += soft * weighted_mean(out["soft"], weight) if soft else 0
+    ranks = jnp.where(inside, out["rank"], ctx.target.vocab)
+    return loss, chain_figures(slots.table(ranks), slots.table(weight))
+
+
+def check_chains(length: int, text: float, soft: float) -> None:
+    """Raises ValueError for chains without a mask, or a loss without a part."""
+    if length < 2:
+        raise ValueError(f"length is {length}; a chain of masks drafts at least 2 tokens (DraftModel and Eagle3 draft one)")
+    if min(text, soft) < 0 or text + soft == 0:
+        raise ValueError(f"text is {text} and soft {soft}; no weight may be negative, and one must be positive")

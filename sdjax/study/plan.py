@@ -1,0 +1,130 @@
+"""A decode loop on machines that are not here: what the TPU compiler says of it. All figures are of one chip.
+
+A case is lowered and compiled whole, as `generate` calls it; what is read of the program is one step, the loop's body.
+"""
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sdjax.core.sampling import Warp
+from sdjax.decode.generate import run
+from sdjax.decode.place import params_shardings, state_shardings
+from sdjax.decode.state import Loop, Params
+from sdjax.drafters.base import Drafter
+from sdjax.mesh.ahead import Compiled, abstract, compile_ahead, tpu_devices
+from sdjax.mesh.chips import chip_of
+from sdjax.mesh.hlo import Instruction
+from sdjax.mesh.layout import DECODE, Layout, Rules, make_mesh
+from sdjax.targets.decoder import Decoder
+from sdjax.verify.base import Rule
+from sdjax.verify.walk import Walk
+
+SCOPES = ("propose", "judge", "observe")
+UNNAMED = "drafter or rule"
+STEPS = 1024  # whose records the state has room for
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program on one machine: `data` groups of chips that share `batch` sequences, each with `context` cache rows.
+
+    `fits` is a promise: with a tenth of the memory to spare.
+    """
+
+    topology: str
+    drafter: Drafter
+    batch: int = 1
+    context: int = 4096
+    data: int = 1
+    temperature: float = 0.0
+    rule: Rule = field(default_factory=Walk)
+    fits: bool = True
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A case ready to be lowered: the loop, where its arrays live, and their abstract selves."""
+
+    loop: Loop
+    layout: Layout
+    params: Params
+    state: Any
+
+
+def place(target: Decoder, case: Case, rules: Rules = DECODE, devices: Any = None) -> Placed:
+    """Everything that lowering needs; makes no array. `devices` default to those of the case's topology."""
+    devices = tpu_devices(case.topology) if devices is None else devices
+    layout = Layout(make_mesh(data=case.data, model=len(devices) // case.data, devices=devices), rules)
+    loop = Loop(target, case.drafter, case.rule, Warp(case.temperature))
+    state = jax.eval_shape(lambda: loop.empty(case.batch, case.context, STEPS))
+    specs = Params(target.specs(), case.drafter.specs(target))
+    return Placed(
+        loop=loop,
+        layout=layout,
+        params=abstract(specs, params_shardings(layout, loop)),
+        state=abstract(state, state_shardings(layout, loop, state)),
+    )
+
+
+def compile_loop(placed: Placed) -> Compiled:
+    """The whole loop of `generate`, as it is called there."""
+    return compile_ahead(run, placed.loop, placed.params, placed.state, jax.ShapeDtypeStruct((), jnp.int32), loop=True)
+
+
+def report(case: Case, placed: Placed, compiled: Compiled) -> dict[str, Any]:
+    """What the compiler says, as JSON data. Of a program that does not fit, its size is all there is."""
+    chip = chip_of(case.topology)
+    found = {
+        "drafter": type(case.drafter).__name__,
+        "rule": type(case.rule).__name__,
+        "nodes": case.drafter.nodes,
+        "chips": placed.layout.mesh.size,
+        "mesh": dict(placed.layout.mesh.shape),
+        **{key: getattr(case, key) for key in ("topology", "batch", "context", "temperature", "fits")},
+        "compiler": compiler(),
+        "hbm": chip.hbm,
+        "memory": asdict(compiled.memory),
+        "seconds_to_compile": round(compiled.lower_seconds + compiled.compile_seconds, 1),
+    }
+    if not compiled.fits:
+        return found
+    return found | {
+        "flops": compiled.flops,
+        "bytes": compiled.bytes,
+        "collectives": collectives_of(compiled),
+        "caches_written_back": sum(len(compiled.program.written_back(math.prod(shape))) for shape in cache_shapes(placed)),
+        "cycles": compiled.program.cycles,
+        "step_seconds": compiled.seconds(chip),
+    }
+
+
+def collectives_of(compiled: Compiled) -> list[dict[str, Any]]:
+    """Counted by kind, size, and the part of the step that they belong to; `looped` ones stand in a loop of that part."""
+    found = Counter(
+        (scope_of(i), i.op.removesuffix("-start"), max(s.bytes for s in i.shapes), i.looped)
+        for i in compiled.program.collectives
+    )
+    names = "scope", "kind", "bytes", "looped"
+    return [dict(zip(names, key, strict=True)) | {"count": n} for key, n in sorted(found.items())]
+
+
+def scope_of(exchange: Instruction) -> str:
+    """Propose, judge or observe by its name; else the target's, which has no loops: what stands in one has lost its name."""
+    named = next((scope for scope in SCOPES if scope in exchange.scope.split("/")), None)
+    return named or (UNNAMED if exchange.looped else "target")
+
+
+def cache_shapes(placed: Placed) -> set[tuple[int, ...]]:
+    """Those of the target's caches, on one chip."""
+    return {x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(placed.state.cache.layers)}
+
+
+def compiler() -> str:
+    """Whose answers these are."""
+    return f"libtpu {version('libtpu')}, jax {version('jax')}"

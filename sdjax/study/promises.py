@@ -1,0 +1,95 @@
+"""What a compiled decode loop must keep to on a mesh; each function returns the faults it finds, in words.
+
+Within a step nothing as large as a parameter, a cache or the vocabulary moves between chips, no cache is copied, the state
+is updated in place, and the target's own pass has two all-reduces a layer and at most four more. A case that is marked to
+fit leaves a tenth of the memory free.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sdjax.mesh.ahead import Compiled
+from sdjax.mesh.chips import GIB, chip_of
+from sdjax.study.plan import Case, Placed, cache_shapes, scope_of
+
+FREE = 0.10  # of HBM, in cases that are marked to fit
+IN_PLACE = 0.95  # of the state's bytes
+NAMES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32", "uint32": "u32", "bool": "pred"}  # XLA's
+
+
+def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
+    """All faults of a case."""
+    faults = too_full(case, compiled)
+    if not compiled.fits:
+        return faults
+    for find in (copied, kept_twice, moved, gathered, too_many_reductions):
+        faults += find(placed, compiled)
+    return faults
+
+
+def gathered(placed: Placed, compiled: Compiled) -> list[str]:
+    """A parameter, a cache or an array of the vocabulary's size that is moved between chips within a step."""
+    sizes, vocab, faults = whole_sizes(placed), placed.loop.target.vocab, []
+    for i in compiled.program.collectives:
+        for s in i.shapes:
+            wide = any(dim >= vocab for dim in s.dims)
+            if wide or ("reduce" not in i.op and (s.size, s.dtype) in sizes):
+                faults.append(f"{i.op} of {s.dtype}{list(s.dims)} in {scope_of(i)}")
+    return sorted(set(faults))
+
+
+def whole_sizes(placed: Placed) -> set[tuple[int, str]]:
+    """Sizes and types of all arrays that are split, once gathered along some of their axes or all."""
+    sizes = set()
+    for x in jax.tree.leaves((placed.params, placed.state.cache.layers, placed.state.drafter)):
+        axes = [axis for part in x.sharding.spec if part for axis in ((part,) if isinstance(part, str) else part)]
+        ways = [placed.layout.mesh.shape[axis] for axis in axes]
+        held = math.prod(x.sharding.shard_shape(x.shape))
+        if ways and x.ndim > 1:
+            sizes |= {(size, NAMES[str(jnp.dtype(x.dtype))]) for size in (x.size, *(held * way for way in ways))}
+    return sizes
+
+
+def copied(placed: Placed, compiled: Compiled) -> list[str]:
+    """A cache that is copied in HBM."""
+    copies = {shape: compiled.program.copies(math.prod(shape)) for shape in cache_shapes(placed)}
+    return [f"{len(found)} copies of a cache {list(shape)}" for shape, found in copies.items() if found]
+
+
+def kept_twice(placed: Placed, compiled: Compiled) -> list[str]:
+    """A state that is not updated in place: its donation came to nothing."""
+    held = sum(size_on_chip(x) for x in jax.tree.leaves(placed.state))
+    if compiled.memory.aliased >= IN_PLACE * held:
+        return []
+    return [f"only {compiled.memory.aliased:,} of the state's {held:,} bytes are updated in place"]
+
+
+def size_on_chip(x: Any) -> int:
+    """Bytes of a placed array on one chip."""
+    return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
+
+
+def too_many_reductions(placed: Placed, compiled: Compiled) -> list[str]:
+    """More all-reduces in the target's own pass than two a layer and four."""
+    found = [i for i in compiled.program.collectives if scope_of(i) == "target" and "reduce" in i.op]
+    most = 2 * placed.loop.target.layers + 4
+    return [f"{len(found)} all-reduces in the target's pass; {most} are promised"] if len(found) > most else []
+
+
+def too_full(case: Case, compiled: Compiled) -> list[str]:
+    """Less than a tenth of HBM left where the case is marked to fit."""
+    hbm = chip_of(case.topology).hbm
+    free = 1 - compiled.memory.total / hbm
+    if not case.fits or (compiled.fits and free >= FREE):
+        return []
+    return [f"{compiled.memory.total / GIB:.1f} GiB of {hbm / GIB:.0f}: {free:.0%} are left, {FREE:.0%} are promised"]
+
+
+def moved(placed: Placed, compiled: Compiled) -> list[str]:
+    """Parts of the state that come out of the loop elsewhere than they went in, so that the next call recompiles."""
+    stays = lambda x, after: after.is_equivalent_to(x.sharding, x.ndim)
+    kept = jax.tree.leaves(jax.tree.map(stays, placed.state, compiled.output_shardings))
+    return [] if all(kept) else [f"{kept.count(False)} arrays of the state change their place"]
