@@ -3,28 +3,39 @@
     python -m experiments.law --rule traversal --tree 2x2 --vocab 3 --seed 0
     python -m experiments.law --rule block --tree 1x1 --tables experiments/tables/fixture.json
     python -m experiments.law --rule lenience --tree 1x1 --knob 0.5 --plot lenience.png
+    python -m experiments.law --rule token --tree 1x1 --schedule best-of-all
 
 A tree is the number of children at each depth (2x2; 1x1x1 is a chain of three), or a JSON list of rank paths. Prints
 total variation to the target, τ and its upper bound; the last line is one JSON object {"tv", "expected_accepted",
 "bound"}, the last two without the bonus. Lossy rules have a knob (lenience: l; typical: epsilon, with delta its square
 root; approximate: the budget), which --plot draws against TV and accepted tokens, averaged over --models random models
 or for the tables.
+
+With --schedule the draft is cut before it is judged, in the example of DSpark's Appendix A (arXiv:2607.05147), where the
+second token's survival is high only behind the first token 0: prefix and delayed are the rules of sdjax/decode/schedule.py,
+best-of-all and snap-down the two mistakes that the paper and compiled widths invite to. The last line is then {"tv",
+"expected_accepted", "first"}, the law of the first token emitted.
 """
 
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 import tyro
 
 from experiments.launch import mistakes_end_the_program
-from sdjax.core.types import Law
+from sdjax.core.pack import widths_of
+from sdjax.core.types import Draft, Law
+from sdjax.decode.schedule import Delayed, Prefix, Throughput, best_size, ranked
+from sdjax.trees.hardware import CostCurve
 from sdjax.trees.tree import Tree
 from sdjax.verify.base import Rule
 from sdjax.verify.law import exact_law, greedy
 from sdjax.verify.registry import rule_named
+from sdjax.verify.schedule_law import Cut, scheduled_law
 from sdjax.verify.tables import Tables, random_tables, read_tables
 from sdjax.verify.transport import transport_bound
 
@@ -56,6 +67,8 @@ class Question:
     """draws TV and accepted tokens as functions of a lossy rule's knob"""
     models: int = 100
     """random models behind each point of the plot"""
+    schedule: Literal["prefix", "delayed", "best-of-all", "snap-down"] | None = None
+    """cuts the draft before it is judged, in the example of DSpark's Appendix A"""
 
 
 def main(question: Question) -> dict:
@@ -63,6 +76,8 @@ def main(question: Question) -> dict:
     tree = parse_tree(question.tree)
     rule = with_knob(question.rule, question.knob)
     law = question.law or (Law.IID if Law.IID in rule.laws else Law.ONE_HOT)
+    if question.schedule:
+        return answer_scheduled(question, rule, tree, law)
     tables = tables_of(question, tree, ())
     found = exact_law(rule, tables, tree, law)
     bound = transport_bound(greedy(tables) if getattr(rule, "greedy", False) else tables, tree, law)
@@ -111,6 +126,63 @@ def tables_of(question: Question, tree: Tree, models: tuple[int, ...]) -> Tables
     if question.vocab < 2:
         raise ValueError(f"--vocab {question.vocab}: a model needs at least two tokens")
     return random_tables(np.random.default_rng(question.seed), question.vocab, tree.depth, models)
+
+
+# SPS at 1, 2, 3 verified rows: the paper's; and one by which the first draft always joins, and the second not always.
+APPENDIX = Throughput(CostCurve((1, 2, 3), (1.0, 1 / 0.5, 1 / 0.45), 0.0))
+JOINING = Throughput(CostCurve((1, 2, 3), (1.0, 1 / 0.6, 1 / 0.55), 0.0))
+
+
+def answer_scheduled(question: Question, rule: Rule, tree: Tree, law: Law) -> dict:
+    """Prints and returns the law behind a cut draft."""
+    cuts: dict[str, Cut] = {
+        "prefix": lambda draft: Prefix(APPENDIX).cut(None, None, draft, ())[1].valid,
+        "delayed": lambda draft: Delayed(APPENDIX).cut(Delayed(APPENDIX).empty(1, tree.nodes), None, draft, ())[1].valid,
+        "best-of-all": best_of_all(APPENDIX),
+        "snap-down": snapped_down(JOINING, (1,)),
+    }
+    tables = read_tables(question.tables) if question.tables else appendix_tables(tree.depth)
+    found = scheduled_law(rule, [tables], tree, law, appendix_confidence, cuts[str(question.schedule)])
+    first, wanted = (law.sum(tuple(range(1, tree.depth + 1))) for law in (found.law, found.target))
+    shown = lambda law: ", ".join(f"{mass:.4g}" for mass in law)
+    print(f"{question.rule} behind the schedule {question.schedule}, a tree of {tree.nodes - 1} drafts drawn {law}")
+    print(f"first token emitted             ({shown(first)}), the target's is ({shown(wanted)})")
+    print(f"total variation to the target  {float(found.tv):.3g}")
+    answer = {"tv": float(found.tv), "expected_accepted": float(found.expected_accepted), "first": first.tolist()}
+    print(json.dumps(answer))
+    return answer
+
+
+def appendix_tables(depth: int = 2) -> Tables:
+    """p = (.7, .3) and q = (.5, .5) behind every prefix."""
+    rows = lambda row, levels: tuple(np.broadcast_to(row, (2,) * (level + 1)).astype(np.float64) for level in range(levels))
+    return Tables(rows((0.7, 0.3), depth + 1), rows((0.5, 0.5), depth))
+
+
+def appendix_confidence(path: tuple[int, ...], elders: tuple[int, ...]) -> float:
+    """0.8 of the first draft; of the next all or nothing, as the token before it is 0 or not."""
+    return 0.8 if not path else float(path[-1] == 0)
+
+
+def best_of_all(throughput: Throughput) -> Cut:
+    """A mistake: the best Θ over all candidates, instead of up to the first that does not raise it."""
+
+    def cut(draft: Draft) -> Any:
+        order = ranked(draft)
+        return order.first(draft, best_size(order.survival, order.running, throughput.rates(draft.tokens.size))).valid
+
+    return cut
+
+
+def snapped_down(throughput: Throughput, pack: tuple[int, ...]) -> Cut:
+    """A mistake: the rule's size, then the largest compiled width that does not exceed it."""
+
+    def cut(draft: Draft) -> Any:
+        widths = jnp.asarray(widths_of(pack, draft.tokens.size))
+        size = jnp.sum(Prefix(throughput).cut(None, None, draft, ())[1].valid)
+        return ranked(draft).first(draft, widths[jnp.searchsorted(widths, size, side="right") - 1]).valid
+
+    return cut
 
 
 def plot(question: Question, path: Path, tree: Tree, law: Law) -> None:

@@ -11,9 +11,11 @@ from jaxtyping import Array, Bool, Int, UInt
 from sdjax.core.cache import Cache
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Context, Records
+from sdjax.decode.schedule import Schedule
 from sdjax.drafters.base import Drafter
 from sdjax.targets.decoder import Decoder
 from sdjax.verify.base import Rule
+from sdjax.verify.walk import Walk
 
 
 @struct.dataclass
@@ -29,7 +31,7 @@ class State:
     """Per sequence: tokens[b, :p[b] + 1] are committed, the newest being the anchor at p[b].
 
     Cache and drafter state cover positions 0..p-1. `last` is the position of the last token allowed. A sequence
-    that is done commits nothing more.
+    that is done commits nothing more. `schedule` is what the loop's schedule remembers (None without one).
     """
 
     tokens: Int[Array, "B S"]
@@ -39,6 +41,7 @@ class State:
     seed: UInt[Array, " B"]
     cache: Cache
     drafter: Any
+    schedule: Any
     records: Records
     step: Int[Array, ""]
 
@@ -53,7 +56,11 @@ def as_integer(value: Any, what: str) -> int:
 
 @dataclass(frozen=True)
 class Loop:
-    """Everything static about decoding: hashable, so that one compiled program belongs to one Loop."""
+    """Everything static about decoding: hashable, so that one compiled program belongs to one Loop.
+
+    A `schedule` cuts drafts before they are verified. `pack` has the drafts of a batch verified as one flat array, and holds
+    the numbers of rows that this pass is compiled for, besides that of all drafts whole; empty: all are run whole.
+    """
 
     target: Decoder
     drafter: Drafter
@@ -61,6 +68,8 @@ class Loop:
     warp: Warp = field(default_factory=Warp)
     stop: tuple[int, ...] = ()
     chunk: int = 128
+    schedule: Schedule | None = None
+    pack: tuple[int, ...] = ()
 
     def __post_init__(self):
         self.drafter.specs(self.target)
@@ -70,6 +79,14 @@ class Loop:
                 raise ValueError(f"stop id {token} is outside the vocabulary (0..{self.target.vocab - 1})")
         if self.chunk < 1:
             raise ValueError(f"chunk is {self.chunk}; prefill needs at least one token a chunk")
+        object.__setattr__(self, "pack", tuple(sorted({as_integer(width, "a width of pack") for width in self.pack})))
+        if self.pack and self.pack[0] < 1:
+            raise ValueError(f"pack is {self.pack}; a pass needs at least one row")
+        if self.schedule and self.schedule.foresees and not (self.warp.greedy or isinstance(self.rule, Walk)):
+            raise ValueError(
+                f"{type(self.schedule).__name__} knows what will be accepted, which is settled only at temperature 0 or by the "
+                f"walk; the temperature is {self.warp.temperature} and the rule {type(self.rule).__name__}"
+            )
         if self.rule.chains_only and self.drafter.nodes != self.drafter.depth + 1:
             raise ValueError(
                 f"{type(self.rule).__name__} judges chains only, but {type(self.drafter).__name__} drafts a tree of "
@@ -95,6 +112,7 @@ class Loop:
             seed=jnp.zeros(batch, jnp.uint32),
             cache=self.target.empty_cache(batch, capacity),
             drafter=self.drafter.empty(self.target, batch, capacity),
+            schedule=self.schedule.empty(batch, self.drafter.nodes) if self.schedule else None,
             records=Records(count(), count(), count(), count(), count(), count(self.drafter.depth) - 1),
             step=jnp.int32(0),
         )

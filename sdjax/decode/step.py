@@ -1,4 +1,4 @@
-"""One draft-verify step: propose, verify, judge, commit, observe. No host in it."""
+"""One draft-verify step: propose, schedule, verify, judge, commit, observe. No host in it."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,8 @@ from jaxtyping import Array, Bool, Int
 
 from sdjax.core.cache import commit
 from sdjax.core.types import Committed, Draft, Records, Verdict, rows
-from sdjax.decode.probes import append_probes, split_probes
+from sdjax.decode.pack import verify
+from sdjax.decode.probes import split_probes
 from sdjax.decode.state import Loop, Params, State
 from sdjax.trees.tree import ancestor_mask, present
 
@@ -19,17 +20,12 @@ def step(loop: Loop, params: Params, state: State) -> State:
         draft, scratch = loop.drafter.propose(ctx, params.drafter, state.drafter)
     ancestors = ancestor_mask(draft.parent, draft.max_depth)
     draft = draft.replace(valid=present(draft, ancestors))
-    x, depth, mask = append_probes(draft.probes, loop.target.embed(params.target, draft.tokens), draft.depth, ancestors)
-    out = loop.target.forward(
-        params.target,
-        x,
-        state.p[:, None] + depth,
-        state.cache,
-        mask,
-        taps=loop.drafter.taps,
-    )
-    hidden, probed = split_probes(draft.probes, out.hidden)
-    logits = loop.target.unembed(params.target, hidden)
+    scheduled = state.schedule
+    if loop.schedule or loop.pack:
+        draft = draft.replace(valid=draft.valid & ~state.done[:, None])
+    if loop.schedule:
+        scheduled, draft = loop.schedule.cut(state.schedule, ctx, draft, loop.pack)
+    out, logits, verified = verify(loop, params, state, draft, ancestors)
     with jax.named_scope("judge"):
         verdict = loop.rule.judge(ctx, draft, logits)
     emitted = emit(draft, verdict)
@@ -41,14 +37,15 @@ def step(loop: Loop, params: Params, state: State) -> State:
         features=rows(out.features, verdict.path),
         node=verdict.path,
         count=count,
-        probes=probed,
+        probes=split_probes(draft.probes, out.hidden)[1],
     )
     state = state.replace(
         tokens=write(state.tokens, emitted, state.p + 1, count),
         p=state.p + count,
         done=done,
         cache=commit(state.cache, out.staged, verdict.path, count),
-        records=record(state.records, state.step, draft, verdict, count),
+        schedule=scheduled,
+        records=record(state.records, state.step, draft, verdict, count, verified),
         step=state.step + 1,
     )
     with jax.named_scope("observe"):
@@ -83,7 +80,14 @@ def write(
     return tokens.at[jnp.arange(tokens.shape[0])[:, None], at].set(new, mode="drop")
 
 
-def record(records: Records, step: Int[Array, ""], draft: Draft, verdict: Verdict, count: Int[Array, " B"]) -> Records:
+def record(
+    records: Records,
+    step: Int[Array, ""],
+    draft: Draft,
+    verdict: Verdict,
+    count: Int[Array, " B"],
+    verified: Int[Array, " B"],
+) -> Records:
     """Notes what this step did; zeros (and -1 for nodes) where a sequence took no part."""
     active = count > 0
     nodes = jnp.sum(draft.valid, 1)
@@ -93,7 +97,7 @@ def record(records: Records, step: Int[Array, ""], draft: Draft, verdict: Verdic
         reach=jnp.where(active, jnp.max(jnp.where(draft.valid, draft.depth, 0), 1), 0),
         accepted=jnp.where(active, verdict.accepted, 0),
         committed=count,
-        verified=jnp.where(active, draft.rows, 0),
+        verified=jnp.where(active, verified, 0),
         node=jnp.where(on_path, verdict.path[:, 1:], -1),
     )
     put = lambda old, new: lax.dynamic_update_slice_in_dim(old, new[:, None], step, axis=1)

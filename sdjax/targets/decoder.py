@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sdjax.core.attention import attend, block_mask, cache_mask
 from sdjax.core.cache import KV, Cache, Staged, empty_cache
 from sdjax.core.linear import linear, product, table_rows
+from sdjax.core.pack import Pack
 from sdjax.core.spec import Spec, normal, ones, zeros
 from sdjax.targets.rope import Rope, rotate
 
@@ -153,9 +154,14 @@ class Decoder:
         *,
         scratch: Staged | None = None,
         taps: Sequence[Tap] = (),
+        pack: Pack | None = None,
     ) -> Forward:
-        """Runs T new tokens against the cache and U = R + T rows: R of `scratch` (staged earlier), then themselves."""
-        angles = self.rope.angles(positions, self.head_width)
+        """Runs T new tokens against the cache and U = R + T rows: R of `scratch` (staged earlier), then themselves.
+
+        With `pack`, dense layers run its rows alone; the states of all others, and their keys and values, are zeros.
+        """
+        take, spread = (pack.take, pack.spread) if pack else (same, same)
+        x, angles = take(x), self.rope.angles(take(positions), self.head_width)
         block_positions = positions if scratch is None else jnp.concatenate([scratch.positions, positions], 1)
         masks = {
             window: (
@@ -169,7 +175,7 @@ class Decoder:
         for i in range(self.layers):
             before = None if scratch is None else scratch.layers[i]
             window = self.windows[i] if self.windows else None
-            x, kv = self.block(params["layers"][i], x, angles, cache.layers[i], before, masks[window])
+            x, kv = self.block(params["layers"][i], x, angles, cache.layers[i], before, masks[window], pack)
             staged.append(kv)
             states[i] = x
         hidden = rms_norm(x, params["norm"], self.norm_eps)
@@ -177,7 +183,7 @@ class Decoder:
         # Commits of these rows wait for every read of the cache: were they free to run earlier, XLA would copy the
         # whole cache for the reads that are still to come.
         positions = known_after(positions, hidden[:, :1, 0])
-        return Forward(hidden, stack_taps(states, taps, x), Staged(staged, positions))
+        return Forward(spread(hidden), spread(stack_taps(states, taps, x)), Staged(staged, positions))
 
     def block(
         self,
@@ -187,9 +193,10 @@ class Decoder:
         cache: KV,
         scratch: KV | None,
         masks: tuple[Array, Array],
+        pack: Pack | None = None,
     ) -> tuple[Float[Array, "B T E"], KV]:
         """One layer: its output, and the keys and values of the T new rows."""
-        mixed, kv = self.attention(p, rms_norm(x, p["attn_norm"], self.norm_eps), angles, cache, scratch, masks)
+        mixed, kv = self.attention(p, rms_norm(x, p["attn_norm"], self.norm_eps), angles, cache, scratch, masks, pack)
         x = x + mixed
         return x + swiglu(p, rms_norm(x, p["mlp_norm"], self.norm_eps)), kv
 
@@ -201,13 +208,16 @@ class Decoder:
         cache: KV,
         scratch: KV | None,
         masks: tuple[Array, Array],
+        pack: Pack | None = None,
     ) -> tuple[Float[Array, "B T E"], KV]:
-        """Grouped-query attention over cache and block."""
-        b, t, _ = x.shape
+        """Grouped-query attention over cache and block; of packed rows, each sequence's own in their places."""
         q, new = self.project(p, x, angles)
+        if pack:
+            q, new = pack.spread(q), jax.tree.map(lambda x: jnp.swapaxes(pack.spread(jnp.swapaxes(x, 1, 2)), 1, 2), new)
         block = new if scratch is None else jax.tree.map(lambda old, new: jnp.concatenate([old, new], 2), scratch, new)
         mixed = attend(q, cache, masks[0], block, masks[1], self.head_width**-0.5)
-        return linear(mixed.reshape(b, t, -1), p["o"], p.get("o_bias")), new
+        mixed = mixed.reshape(*q.shape[:2], -1)
+        return linear(pack.take(mixed) if pack else mixed, p["o"], p.get("o_bias")), new
 
     def project(self, p: dict[str, Array], x: Float[Array, "B T i"], angles: Any) -> tuple[Float[Array, "B T H K"], KV]:
         """Queries, keys and values of T rows, turned to their positions."""
@@ -236,6 +246,10 @@ def types(precision: str) -> dict[str, Any]:
     """The fields of a Decoder that make its `precision` this."""
     mixed = precision == "mixed"
     return {"dtype": "float32" if mixed else precision, "weights": "bfloat16" if mixed else None}
+
+
+def same(x: Array) -> Array:
+    return x
 
 
 def known_after(value: Int[Array, "..."], event: Array) -> Int[Array, "..."]:

@@ -48,13 +48,18 @@ HYDRA = Hydra(named_tree("mc_sim_7b_63"), 4, head=TRAINED, own_heads=True)
 PAPER = Eagle3((1, 3, 4), DYNAMIC, head=REDUCED)
 DFLASH = Block.dflash((1, 4), 3, 7, layers=2, layout="fill_in")
 DSPARK = Block.dspark((0, 3, 5), 30, 7, layers=2, rank=3)
+DOMINO = Block.domino((1, 4), 3, 0, 7, layers=2, rank=3, gru=5)
 CASES = {
     "dflash": ("dflash", DFLASH),
     "dflash, anchor first": ("dflash", replace(DFLASH, layout="anchor_first", shape=replace(LAYER, qk_norm=True))),
     "dflash, jetspec": ("dflash", replace(DFLASH, block_mask="causal", taps=(4, 1))),
+    "dflash, windows": ("dflash", replace(DFLASH, windows=(None, 9))),
+    "dflash, domino": ("dflash", DOMINO),
     "deepspec": ("deepspec", DSPARK),
+    "deepspec, no confidence": ("deepspec", replace(DSPARK, markov="rnn", confidence=0.0)),
     "deepspec, gated": ("deepspec", replace(DSPARK, markov="gated", anchors=9)),
     "deepspec, dflash": ("deepspec", replace(DSPARK, markov="none", rank=256)),
+    "speculators-block, confidence": ("speculators-block", replace(DSPARK, markov="none", rank=256)),
     "speculators-block": ("speculators-block", DFLASH),
     "speculators-block, some": ("speculators-block", replace(DSPARK, head=DraftHead(20))),
     "speculators-block, fill in": ("speculators-block", replace(DSPARK, layout="fill_in", markov="gated")),
@@ -321,10 +326,14 @@ def test_one_key_two_meanings():
         ("dflash", {"num_target_layers": 7}, "num_target_layers is 7, the target's 8"),
         ("dflash", {"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id is None"),
         ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [8]}}, "layer id 8"),
-        ("dflash", {"dflash_config": {"mask_token_id": 3, "gru_hidden_dim": 4}}, "gru_hidden_dim.* not supported"),
+        ("dflash", {"dflash_config": {"mask_token_id": 3, "conv_kernel": 4}}, "conv_kernel.* not supported"),
+        ("dflash", {"projector_type": "dflare"}, "projector_type is 'dflare'"),
+        ("dflash, domino", {"projector_type": "dflash"}, "projector_type is 'domino' in"),
+        ("deepspec", {"confidence_head_with_markov": False}, "confidence_head_with_markov is False with markov_rank 3"),
+        ("deepspec", {"enable_confidence_head": False}, "unexpected confidence_head"),
         ("dflash", {"shift_label": True}, "contradict each other"),
         ("deepspec", {"markov_rank": 4}, r"markov_w1\.weight has shape \[31, 3\], expected \[31, 4\]"),
-        ("deepspec", {"markov_rank": 0}, r"unexpected markov_head"),
+        ("deepspec, no confidence", {"markov_rank": 0}, r"unexpected markov_head"),
         ("deepspec", {"block_size": "7"}, "block_size is '7'"),
         ("deepspec", {"mask_token_id": 31}, "mask_token is 31"),
         ("speculators-block", {"draft_vocab_size": 20}, "d2t is missing"),
@@ -382,7 +391,9 @@ def test_damaged_tensors_are_refused(case, tensor, found, words):
         ("deepseek-mtp", DeepSeekMTP(head=REDUCED), "draft vocabulary"),
         ("qwen3-next-mtp", DeepSeekMTP(2), "holds one module"),
         ("hydra", Gloeckle(8, head=REDUCED), "holds Hydra or HydraPlus, not Gloeckle"),
-        ("dflash", DSPARK, "has no place in the layout 'dflash'"),
+        ("dflash", replace(DSPARK, confidence=0.0), "'vanilla' has no place in the layout 'dflash'"),
+        ("dflash", replace(DFLASH, confidence=1.0), "a confidence head has no place"),
+        ("deepspec", replace(DSPARK, temperatures=(1.0,) * 7), "the temperatures of a calibration"),
         ("dflash", replace(DFLASH, sampled=True), "draft the argmax"),
         ("dflash", replace(DFLASH, mask_token=None), "learnt vector"),
         ("dflash", DFLASH, "not the target's row 3"),
@@ -422,6 +433,7 @@ def test_the_published_names_of_dspark():
     plain = {f"layers.{i}.{name}.weight" for i in (0, 1) for name in layer}
     plain |= {"fc.weight", "hidden_norm.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight"}
     plain |= {f"markov_head.{name}" for name in ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias")}
+    plain |= {f"confidence_head.proj.{part}" for part in ("weight", "bias")}
     assert made.tensors.keys() == plain
     assert made.tensors["markov_head.markov_w2.weight"].shape == (31, 3)
     assert made.config["target_layer_ids"] == [0, 3, 5] and made.config["block_size"] == 7

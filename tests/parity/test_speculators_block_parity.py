@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sdjax.core.linear import product
 from sdjax.core.types import rows
 from sdjax.drafters.block import Block
+from sdjax.drafters.confidence import confidence_logit
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.published.registry import read_folder, write_folder
 from sdjax.targets.huggingface import save_huggingface
@@ -31,7 +33,8 @@ DRAFTERS = {
     "dflash, anchor first": replace(DFLASH, layout="anchor_first"),
     "dspark": DSPARK,
     "dspark, gated, draft vocabulary": replace(DSPARK, markov="gated", head=DraftHead(40)),
-    "dspark, fill in": replace(DSPARK, layout="fill_in"),
+    "dspark, rnn, fill in": replace(DSPARK, layout="fill_in", markov="rnn", confidence=0.0),
+    "dspark, confidence alone": replace(DSPARK, markov="none"),
 }
 
 
@@ -42,32 +45,37 @@ def params_of(drafter):
 
 
 def ours(drafter, params, trace, anchors):
-    """Logits behind every anchor, the text's own tokens before each slot: [A N D]."""
+    """Behind every anchor, the text's own tokens before each slot: logits [A N D], and those of the confidence [A N]."""
 
     @jax.jit
     def run(params, trace):
         ctx, place = training_context(TARGET, WEIGHTS, BATCH), jnp.arange(anchors)[None]
         hidden = drafter.run_blocks(ctx, params, trace, place)
         previous = rows(BATCH.tokens, place[..., None] + jnp.arange(drafter.length))
-        return drafter.corrected(params, drafter.head.logits(ctx, params["head"], hidden), hidden, previous)[0]
+        logits, told = drafter.head.logits(ctx, params["head"], hidden), drafter.told_of_text(ctx, params, previous, hidden)
+        logits = logits if told is None else logits + product(told, params["markov"]["after"])
+        return logits[0], confidence_logit(params, previous, hidden)[0] if drafter.confidence else None
 
-    return np.asarray(run(params, trace))
+    return jax.tree.map(np.asarray, run(params, trace))
 
 
 def theirs(model, features, anchors):
-    """The same from speculators, which takes every place that it may as an anchor; slots that predict, [A N D]."""
-    kept = []
+    """The same from speculators, which takes every place that it may as an anchor; of slots that do not predict, too."""
+    kept, trust = [], []
     model.lm_head.register_forward_hook(lambda module, given, out: kept.append(out[0]))
-    if hasattr(model, "markov_head"):
+    if getattr(model, "markov_head", None):
         bias = model.markov_head.block_bias
         model.markov_head.block_bias = lambda **given: kept.append(bias(**given)) or kept[-1]
+    if getattr(model, "confidence_head", None):
+        model.confidence_head.register_forward_hook(lambda module, given, out: trust.append(out))
     ones = torch.ones(1, LENGTH, dtype=torch.long)
     states = torch.tensor(features.reshape(1, LENGTH, -1))
     final = torch.zeros(1, LENGTH, TARGET.width)
     settings, _ = model.get_trainer_kwargs(loss_fn="kl_div", loss_implementation="eager", max_anchors=anchors)
     with torch.no_grad():
         model(states, torch.tensor(TOKENS)[None], ones, final, 0 * ones, **settings)
-    return sum(part.reshape(anchors, model.block_size, -1) for part in kept).numpy()
+    by_block = lambda parts, *width: sum(part.reshape(anchors, model.block_size, *width) for part in parts).numpy()
+    return by_block(kept, -1), by_block(trust) if trust else None
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -84,11 +92,11 @@ def test_speculators_reads_and_drafts_the_same(name, tmp_path):
     model = SpeculatorModel.from_pretrained(str(tmp_path / "d"), config=config).float().eval()
     model.load_verifier_weights()
     trace = jax.jit(trace_of, static_argnums=(0, 3))(TARGET, WEIGHTS, BATCH, drafter.taps)
-    mine = ours(drafter, params, trace, anchors)
-    other = theirs(model, np.asarray(trace.features), anchors)[:, -drafter.length :]
-    assert mine.shape == other.shape
-    worst = np.abs(mine - other).max()
-    assert worst <= 1e-4, f"largest difference of logits {worst:.1e}, of {np.abs(other).max():.1f}"
+    mine, other = ours(drafter, params, trace, anchors), theirs(model, np.asarray(trace.features), anchors)
+    for one, its in zip(mine, other, strict=True):
+        assert (one is None) == (its is None)
+        worst = 0 if one is None else np.abs(one - its[:, -drafter.length :]).max()
+        assert worst <= 1e-4, f"largest difference of logits {worst:.1e}, of {np.abs(its).max():.1f}"
 
     model.save_pretrained(str(tmp_path / "again"))
     layout, back = read_folder(tmp_path / "again", TARGET, WEIGHTS)

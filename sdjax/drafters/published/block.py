@@ -1,4 +1,4 @@
-"""What layouts of block drafters share, and DFlash's own: z-lab's, SGLang's, and JetSpec's with causal blocks.
+"""What layouts of block drafters share, and DFlash's own: z-lab's, JetSpec's with causal blocks, Domino's with a GRU.
 
 The target's embedding and head are in no such folder, or are copies of the target's. The row of its embedding that masks
 read is named by the config: exported and imported drafters keep that very row.
@@ -38,9 +38,19 @@ HEADS = {  # parts of the heads behind the backbone
         "after": "markov_head.markov_w2.weight",
         "gate": "markov_head.gate_proj.weight",
         "gate_bias": "markov_head.gate_proj.bias",
-    }
+        "joint": "markov_head.joint_proj.weight",
+        "joint_bias": "markov_head.joint_proj.bias",
+    },
+    "domino": {
+        "gru_in": "prefix_gru.weight_ih_l0",
+        "gru_state": "prefix_gru.weight_hh_l0",
+        "narrow": "embed_proj.0.weight",
+        "after": "embed_proj.2.weight",
+    },
+    "confidence": {"weight": "confidence_head.proj.weight", "bias": "confidence_head.proj.bias"},
 }
 KEYS = {"block_size", "mask_token_id", "target_layer_ids", "num_target_layers", *ANCHOR_FIRST, *CAUSAL}
+DOMINO = {"projector_type", "gru_hidden_dim", "emb_dim", "pure_draft_prefix_len"}
 
 
 def claims(names: Collection[str], config: Mapping[str, Any]) -> bool:
@@ -50,7 +60,9 @@ def claims(names: Collection[str], config: Mapping[str, Any]) -> bool:
 def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any) -> Exported:
     """The layout of the block is always written: readers that do not know the key fill in."""
     need_class(drafter, Block, NAME)
-    need_plain(drafter, NAME, markov=False)
+    need_plain(drafter, NAME, ("none", "domino"))
+    if drafter.confidence:
+        raise ValueError("a confidence head has no place in the layout 'dflash'; export as 'deepspec'")
     if drafter.sampled:
         raise ValueError("sampled is on, and readers of the layout 'dflash' draft the argmax of each slot; train without it")
     layers = layers_to_config(drafter, target)
@@ -61,6 +73,9 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
     }
     if drafter.block_mask == "causal":
         inner["causal_head"] = True
+    if drafter.markov == "domino":
+        inner |= {"projector_type": "domino", "gru_hidden_dim": drafter.gru, "emb_dim": drafter.rank}
+        inner["pure_draft_prefix_len"] = drafter.uncorrected
     config = layers | {
         "architectures": ["DFlashDraftModel"],
         "block_size": drafter.width,
@@ -77,15 +92,36 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     if not isinstance(inner, Mapping):
         raise ValueError(f"config.json: {INNER} is {inner!r}; it must be an object")
     settings = {key: one_value(config, inner, key) for key in KEYS}
+    domino = {key: one_value(config, inner, key) for key in DOMINO}
     refuse_unknown(inner)
-    mine = {key: value for key, value in config.items() if key not in KEYS | {INNER}}
+    mine = {key: value for key, value in config.items() if key not in KEYS | DOMINO | {INNER}}
     layout = layout_from(settings, "fill_in", "as the released code reads it", notes)
     drafter = replace(
         drafter_from(settings, mine, target, layout, "output", notes),
         block_mask="causal" if any(flag(settings, key, False, []) for key in CAUSAL) else "full",
     )
+    drafter = with_gru(drafter, domino, notes)
     tensors = drop_copy(tensors, "embed_tokens.weight", target_params["embed"], notes)
     return Imported(drafter, from_tensors(drafter, tensors, target, target_params, "a DFlash", {}), notes)
+
+
+def with_gru(drafter: Block, settings: Mapping[str, Any], notes: list[str]) -> Block:
+    """With Domino's correction, where the config has one."""
+    if settings["projector_type"] in (None, "dflash"):
+        return drafter
+    if settings["projector_type"] != "domino":
+        raise ValueError(f"config.json: projector_type is {settings['projector_type']!r}; supported: dflash, domino")
+    given = {"rank": whole(settings, "emb_dim"), "gru": whole(settings, "gru_hidden_dim")}
+    first = settings["pure_draft_prefix_len"]
+    if first is None:
+        notes.append("pure_draft_prefix_len is not given: 1, as the released code has it")
+    recipe = Block.domino(drafter.taps, drafter.mask_token, 0, drafter.length, **given)
+    changes: dict[str, Any] = {
+        "uncorrected": 1 if first is None else first,
+        "layout": drafter.layout,
+        "block_mask": drafter.block_mask,
+    }
+    return replace(recipe, layers=drafter.layers, shape=drafter.shape, windows=drafter.windows, **changes)
 
 
 def drafter_from(
@@ -106,9 +142,9 @@ def drafter_from(
         notes.append(f"target_layer_ids is not given: the released code's, outputs of layers {list(taps)}")
     else:
         taps = taps_from(ids, counting, target.layers)
-    drafter = Block.dflash(taps, mask, length, layers=model.layers, layout=layout)
-    own = replace(model, layers=1)
-    return drafter if own == replace(drafter.model(target), layers=1) else replace(drafter, shape=own)
+    drafter = Block.dflash(taps, mask, length, layers=model.layers, layout=layout, windows=model.windows)
+    own = replace(model, layers=1, windows=())
+    return drafter if own == replace(drafter.model(target), layers=1, windows=()) else replace(drafter, shape=own)
 
 
 def layout_from(settings: Mapping[str, Any], default: BlockLayout, why: str, notes: list[str]) -> BlockLayout:
@@ -133,10 +169,12 @@ def readings(drafter: Block) -> dict[BlockLayout, Block]:
     }
 
 
-def need_plain(drafter: Block, layout: str, markov: bool) -> None:
-    """Raises ValueError for parts that the layout has no place for."""
-    if drafter.markov != "none" and not markov:
-        raise ValueError(f"the Markov head {drafter.markov!r} has no place in the layout {layout!r}; export as 'deepspec'")
+def need_plain(drafter: Block, layout: str, markov: tuple[str, ...]) -> None:
+    """Raises ValueError for parts that the layout has no place for; `markov` are the kinds of heads that it knows."""
+    if drafter.markov not in markov:
+        raise ValueError(f"the Markov head {drafter.markov!r} has no place in the layout {layout!r}, which has {markov}")
+    if drafter.temperatures:
+        raise ValueError(f"the layout {layout!r} has no place for the temperatures of a calibration; set them to ()")
     if drafter.head.trained or drafter.head.bias:
         raise ValueError(f"the head is trained; readers of the layout {layout!r} take the target's")
     if drafter.head.size is not None and layout != "speculators-block":
@@ -164,7 +202,8 @@ def names_of(drafter: Block, specs: Mapping[str, Any]) -> dict[str, Any]:
     """Published names at the places of the parameters, but for the vocabulary head and the mask's row."""
     names: dict[str, Any] = {name: f"{name}.weight" for name in ("fc", "hidden_norm", "norm")}
     names["layers"] = [layer_names(layer, f"layers.{i}.") for i, layer in enumerate(specs["layers"])]
-    return names | {head: {part: HEADS[head][part] for part in specs[head]} for head in HEADS if head in specs}
+    kinds = {"markov": "domino" if drafter.markov == "domino" else "markov", "confidence": "confidence"}
+    return names | {head: {part: HEADS[kinds[head]][part] for part in specs[head]} for head in kinds if head in specs}
 
 
 def to_tensors(drafter: Block, params: Any, target: Decoder) -> Tensors:
@@ -194,7 +233,7 @@ def one_value(outer: Mapping[str, Any], inner: Mapping[str, Any], key: str) -> A
 def refuse_unknown(inner: Mapping[str, Any]) -> None:
     """Raises ValueError for a setting that we do not compute, and that is switched on."""
     neutral: tuple[Any, ...] = (None, False, [], {}, "", 0, 1.0)
-    strange = {key: value for key, value in inner.items() if key not in KEYS and value not in neutral}
+    strange = {key: value for key, value in inner.items() if key not in KEYS | DOMINO and value not in neutral}
     if strange:
         raise ValueError(f"config.json: {INNER} has {strange}, which are not supported; they change what the drafter computes")
 

@@ -29,6 +29,7 @@ from sdjax.targets.decoder import Decoder
 
 NAME = "deepspec"
 OWN_KEYS = KEYS | {"num_anchors", "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"}
+MARKOV = ("none", "vanilla", "gated", "rnn")
 COPIES = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -39,7 +40,7 @@ def claims(names: Collection[str], config: Mapping[str, Any]) -> bool:
 def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any) -> Exported:
     """Drafts are drawn at the temperature, or argmaxes at zero, by the readers' own rule."""
     need_class(drafter, Block, NAME)
-    need_plain(drafter, NAME, markov=True)
+    need_plain(drafter, NAME, MARKOV)
     if drafter.layout != "anchor_first" or drafter.block_mask != "full":
         raise ValueError(
             f"the block is {drafter.layout} under a {drafter.block_mask} mask; readers of 'deepspec' take anchor_first and full"
@@ -74,22 +75,27 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
 
 def heads_to_config(drafter: Block) -> Config:
     """The settings of the Markov and the confidence head."""
-    markov: Config = {"markov_rank": 0} if drafter.markov == "none" else {"markov_rank": drafter.rank}
+    config: Config = {"markov_rank": 0, "enable_confidence_head": bool(drafter.confidence)}
     if drafter.markov != "none":
-        markov["markov_head_type"] = drafter.markov
-    return markov | {"enable_confidence_head": False}
+        config |= {"markov_rank": drafter.rank, "markov_head_type": drafter.markov}
+    if drafter.confidence:
+        config["confidence_head_with_markov"] = drafter.markov != "none"
+    return config
 
 
 def with_heads(backbone: Block, config: Mapping[str, Any], notes: list[str]) -> Block:
     """DSpark's recipe on a backbone, with the heads that the config names."""
-    if flag(config, "enable_confidence_head", False, notes):
-        raise ValueError("config.json: enable_confidence_head is true; confidence heads are not supported")
-    rank = config.get("markov_rank")
-    given: dict[str, Any] = {"markov": "none"}
+    trust, rank = flag(config, "enable_confidence_head", False, notes), config.get("markov_rank")
+    given: dict[str, Any] = {"markov": "none", "confidence": float(trust)}
     if rank:
-        given = {"markov": config.get("markov_head_type", "vanilla"), "rank": whole(config, "markov_rank")}
+        given |= {"markov": config.get("markov_head_type", "vanilla"), "rank": whole(config, "markov_rank")}
+    if trust and config.get("confidence_head_with_markov", bool(rank)) != bool(rank):
+        raise ValueError(
+            f"config.json: confidence_head_with_markov is {config['confidence_head_with_markov']} with markov_rank {rank}; "
+            "a confidence head reads the Markov head's table where there is one"
+        )
     recipe = Block.dspark(backbone.taps, backbone.mask_token, backbone.length, **given)
-    return replace(recipe, layers=backbone.layers, layout=backbone.layout, shape=backbone.shape)
+    return replace(recipe, layers=backbone.layers, layout=backbone.layout, shape=backbone.shape, windows=backbone.windows)
 
 
 LAYOUT = Layout(NAME, claims, to_published, from_published)

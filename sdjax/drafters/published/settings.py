@@ -23,6 +23,8 @@ def layer_from_config(config: Mapping[str, Any], target: Decoder, notes: list[st
     layer = shape_from_config(config, target, notes)
     if layer.layers != 1:
         raise ValueError(f"config.json: num_hidden_layers is {layer.layers}; heads of one layer are supported")
+    if any(layer.windows):
+        raise ValueError(f"config.json: sliding_window is {layer.windows[0]}; a head's layer sees all positions here")
     return None if layer == layer_for(target, None) else layer
 
 
@@ -37,14 +39,12 @@ def shape_from_config(config: Mapping[str, Any], target: Decoder, notes: list[st
     for name, own, whose in (("hidden_size", layer.width, target.width), ("vocab_size", layer.vocab, target.vocab)):
         if own != whose:
             raise ValueError(f"config.json: {name} is {own}, the target's {whose}; this head is for another target")
-    if any(layer.windows):
-        raise ValueError(f"config.json: sliding_window is {layer.windows[0]}; a head's layer sees all positions here")
     if layer.max_position < target.max_position:
         notes.append(
             f"max_position_embeddings is {layer.max_position}, the target's {target.max_position}: "
             "beyond it the head may draft badly"
         )
-    return replace(layer, tied=target.tied, windows=())
+    return replace(layer, tied=target.tied)
 
 
 def layer_to_config(target: Decoder, layer: Decoder | None, known: tuple[str, ...], layout: str) -> Config:

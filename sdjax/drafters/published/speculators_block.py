@@ -22,7 +22,7 @@ from sdjax.drafters.published.block import (
     need_plain,
     to_tensors,
 )
-from sdjax.drafters.published.deepspec import heads_to_config, with_heads
+from sdjax.drafters.published.deepspec import MARKOV, heads_to_config, with_heads
 from sdjax.drafters.published.settings import whole
 from sdjax.drafters.published.speculators import VERSION, greedy_proposals, layer_settings
 from sdjax.drafters.published.taps import ids_of
@@ -41,10 +41,10 @@ def claims(names: Collection[str], config: Mapping[str, Any]) -> bool:
 def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any) -> Exported:
     """dflash where there is no Markov head, else dspark. `verifier.name_or_path` is left null, as nobody knows it here."""
     need_class(drafter, Block, NAME)
-    need_plain(drafter, NAME, markov=True)
+    need_plain(drafter, NAME, MARKOV)
     if drafter.block_mask != "full":
         raise ValueError(f"the block's mask is {drafter.block_mask}; readers of {NAME!r} know full ones")
-    kind = "dflash" if drafter.markov == "none" else "dspark"
+    kind = "dspark" if drafter.markov != "none" or drafter.confidence else "dflash"
     tensors = to_tensors(drafter, params, target)
     head = params["head"]
     if "ids" in head:
