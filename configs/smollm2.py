@@ -24,7 +24,6 @@ from configs.shapes import SMOLLM2_135M
 from experiments.config import TargetConfig
 from experiments.train_config import HeldOutConfig, TrainConfig
 from sdjax.core.types import Law
-from sdjax.drafters.block import Block
 from sdjax.drafters.eagle import Eagle
 from sdjax.drafters.eagle3 import Eagle3, published_taps
 from sdjax.drafters.head import DraftHead
@@ -74,8 +73,8 @@ def eagle3(tree: Tree | DynamicTree, law: Law = Law.WITHOUT_REPLACEMENT) -> Eagl
     return Eagle3(published_taps(TARGET.layers), tree, law, VOCABULARY, steps=3, start="target")
 
 
-def block(preset: Callable[..., Block], **changes: Any) -> Block:
-    """A block drafter of three layers, which cost a pass what EAGLE-3's one costs in three.
+def block(preset: Callable[..., Any], **changes: Any) -> Any:
+    """A block drafter of three layers, which cost a pass what EAGLE-3's one costs in three; or one that is made of such.
 
     Masks read the row of a token that no text here has, <gh_stars>. Half of a row's tokens are anchors.
     """
