@@ -43,8 +43,8 @@ class Trial:
 class SelfSelection:
     """Of all paths the one with the largest Σ_m Π_{j ≤ m} p(x_j | x_<j), the first where there are several.
 
-    Then accept x with p(x); at the first refusal emit from p without x. Asks nothing of how the draft was drawn, so it is
-    lossless for every law, as the walk is. Unlike the walk it can leave a path only for the end.
+    Then accept x with p(x); at the first refusal emit from p without x. How the draft was drawn is not asked: its law may
+    be either that drafts of several paths have. The walk may turn to any path, where this rule keeps to one.
     """
 
     laws: ClassVar[frozenset[Law]] = frozenset({Law.IID, Law.ONE_HOT})
