@@ -41,7 +41,7 @@ def rise(recipe: Recipe, drafter: Any = None) -> float:
     """By how much training lifts τ above what it starts from; `drafter` decodes in the place of the one that is trained."""
     params, _ = learn(recipe, target_params())
     drafter = drafter or recipe.drafter
-    before, _ = decode(drafter, params.replace(drafter=untrained(drafter, params.target)))
+    before, _ = decode(drafter, Params(target_params(), untrained(drafter, target_params())))
     after, tokens = decode(drafter, params)
     assert tokens == decode(NoDraft(), Params(params.target, {}))[1]
     return after - before
