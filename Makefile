@@ -13,7 +13,7 @@ MAY_BE_EMPTY := || { code=$$?; test $$code -eq 5; }
 UV_COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-tpu test-gpu test-parity test-notebooks notebooks bench-decode bench-rules bench-train bench-draft bench-torch lock clean
+.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-tpu test-gpu test-parity test-notebooks notebooks bench-decode bench-rules bench-train bench-draft bench-pack bench-torch lock clean
 
 help:
 	@echo "make demo          SmolLM2-135M answers HumanEval prompts, plainly and speculatively: one table (≤ 15 minutes)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-parity   against other people's code (an environment of its own, with PyTorch)"
 	@echo "make test-notebooks  the notebooks, run;  make notebooks  made anew of their sources, with outputs"
 	@echo "make bench-decode  speed and memory of the decode loop;  make bench-rules  the rules compared"
+	@echo "make bench-pack    a batch's verified tokens as one flat array, against padded"
 	@echo "make bench-train   training steps of each family;  make bench-draft  what drafting costs;  make bench-torch  a training"
 	@echo "                   step of EAGLE-3 beside PyTorch's and that of PyPI speculators (the environment of test-parity)"
 	@echo "make lint, format  ruff and mypy;  make lock  new pinned versions;  make clean  removes environments"
@@ -117,6 +118,9 @@ bench-train: $(READY)
 
 bench-draft: $(READY)
 	@$(RUN) -m experiments.bench_draft
+
+bench-pack: $(READY)
+	@$(RUN) -m experiments.bench_pack
 
 bench-torch: $(READY_PARITY)
 	@.venv-parity/bin/python -m experiments.bench_torch

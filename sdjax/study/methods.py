@@ -15,7 +15,7 @@ from sdjax.verify.walk import Walk
 
 @dataclass(frozen=True)
 class Method:
-    """A way of decoding: who guesses and who judges."""
+    """A way of decoding: who guesses, who judges, and what of the guesses is judged."""
 
     drafter: Any = None
     """Who guesses; None: the saved drafter that `weights` names, as it was saved."""
@@ -26,6 +26,10 @@ class Method:
     drafter its shape, too; empty: the drafter has no weights."""
     greedy: bool = True
     """Whether it also runs at temperature 0, where a sampled draft is the argmax like any other."""
+    schedule: Any = None
+    """Cuts drafts before they are verified (sdjax/decode/schedule.py); None: all of a draft is verified."""
+    pack: tuple[int, ...] = ()
+    """Runs a batch's nodes as one flat array, compiled for these numbers of rows and for all; empty: drafts run whole."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ def arms(methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk:
 
     def arm(name: str, warp: Warp) -> Arm:
         drafter, params = ready[name]
-        return Arm(name, Loop(model.target, drafter, methods[name].rule, warp, model.tokenizer.stops, chunk), params)
+        method, stops = methods[name], model.tokenizer.stops
+        loop = Loop(model.target, drafter, method.rule, warp, stops, chunk, schedule=method.schedule, pack=method.pack)
+        return Arm(name, loop, params)
 
     takes_part = lambda name, warp: methods[name].greedy or not warp.greedy
     return [[arm(name, warp) for name in methods if takes_part(name, warp)] for warp in sampling.warps()]
