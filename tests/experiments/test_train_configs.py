@@ -28,7 +28,7 @@ TARGETS = {
     "meta-llama/Llama-3.1-8B-Instruct": LLAMA31_8B,
     "Qwen/Qwen3-8B": QWEN3_8B,
 }
-FAMILIES = {"draft_model", "medusa", "hydra", "hydra_plus", "eagle", "eagle3", "deepseek_mtp", "gloeckle"}
+FAMILIES = {"draft_model", "medusa", "hydra", "hydra_plus", "eagle", "eagle3", "deepseek_mtp", "gloeckle", "pard", "peagle"}
 CONFIGS = {path.stem: path for path in config_files("train")}
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
