@@ -55,7 +55,6 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
     tensors = to_tensors(drafter, params, target, target_params, PREFIX, notes)
     tensors["embed_tokens.weight"] = np.asarray(target_params["embed"])
     layer = layer_to_config(target, drafter.layer, tuple(ARCHITECTURES), NAME)
-    greedy = {"proposal_type": "greedy", "speculative_tokens": drafter.depth, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     config = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -67,14 +66,20 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
         IDS: ids_of(drafter.taps, "input", target.layers),
         "tie_word_embeddings": False,
         "transformer_layer_config": layer,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [greedy],
-            "verifier": {"name_or_path": None, "architectures": decoder_to_config(target)["architectures"]},
-        },
+        "speculators_config": greedy_proposals("eagle3", drafter.depth, target),
     }
     return Exported(tensors, config, notes)
+
+
+def greedy_proposals(algorithm: str, length: int, target: Decoder) -> Config:
+    """`speculators_config` of a drafter of chains; the verifier has no name yet."""
+    greedy = {"proposal_type": "greedy", "speculative_tokens": length, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [greedy],
+        "verifier": {"name_or_path": None, "architectures": decoder_to_config(target)["architectures"]},
+    }
 
 
 def from_published(tensors: Tensors, config: Config, target: Decoder, target_params: Any) -> Imported:
