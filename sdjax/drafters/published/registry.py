@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from sdjax.drafters.published import eagle, eagle3, hydra, medusa, mtp, speculators
+from sdjax.drafters.published import eagle, eagle3, hydra, medusa, mtp, pard, speculators, speculators_peagle
 from sdjax.drafters.published.base import Imported, Layout, Tensors
 from sdjax.drafters.published.pickled import read_pickled
 from sdjax.targets.decoder import Decoder
@@ -20,7 +20,16 @@ from sdjax.targets.huggingface import INDEX, SINGLE, read_json, weight_files
 
 LAYOUTS = {
     layout.name: layout
-    for layout in (eagle.LAYOUT, eagle3.LAYOUT, speculators.LAYOUT, medusa.LAYOUT, hydra.LAYOUT, *mtp.LAYOUTS)
+    for layout in (
+        eagle.LAYOUT,
+        eagle3.LAYOUT,
+        speculators.LAYOUT,
+        medusa.LAYOUT,
+        hydra.LAYOUT,
+        *mtp.LAYOUTS,
+        speculators_peagle.LAYOUT,
+        pard.LAYOUT,
+    )
 }
 CONFIG = "config.json"
 PICKLED = (".bin", ".pt", ".pth")
