@@ -20,6 +20,14 @@ OPEN = {
 
 def layer_from_config(config: Mapping[str, Any], target: Decoder, notes: list[str]) -> Decoder | None:
     """The shape of a head's layer; None: that of a Llama layer as the target's. ValueError where it cannot serve it."""
+    layer = shape_from_config(config, target, notes)
+    if layer.layers != 1:
+        raise ValueError(f"config.json: num_hidden_layers is {layer.layers}; heads of one layer are supported")
+    return None if layer == layer_for(target, None) else layer
+
+
+def shape_from_config(config: Mapping[str, Any], target: Decoder, notes: list[str]) -> Decoder:
+    """The shape of a drafter's layers; ValueError where they cannot serve the target."""
     given = {key: value for key, value in config.items() if value is not None}
     in_rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     for key, rule in OPEN.items():
@@ -29,8 +37,6 @@ def layer_from_config(config: Mapping[str, Any], target: Decoder, notes: list[st
     for name, own, whose in (("hidden_size", layer.width, target.width), ("vocab_size", layer.vocab, target.vocab)):
         if own != whose:
             raise ValueError(f"config.json: {name} is {own}, the target's {whose}; this head is for another target")
-    if layer.layers != 1:
-        raise ValueError(f"config.json: num_hidden_layers is {layer.layers}; heads of one layer are supported")
     if any(layer.windows):
         raise ValueError(f"config.json: sliding_window is {layer.windows[0]}; a head's layer sees all positions here")
     if layer.max_position < target.max_position:
@@ -38,13 +44,12 @@ def layer_from_config(config: Mapping[str, Any], target: Decoder, notes: list[st
             f"max_position_embeddings is {layer.max_position}, the target's {target.max_position}: "
             "beyond it the head may draft badly"
         )
-    layer = replace(layer, tied=target.tied, windows=())
-    return None if layer == layer_for(target, None) else layer
+    return replace(layer, tied=target.tied, windows=())
 
 
-def layer_to_config(target: Decoder, layer: Decoder | None, known: tuple[str, ...], layout: str) -> Config:
-    """The config of a head's layer; ValueError where it is of no architecture that the layout's readers know."""
-    own = replace(layer_for(target, layer), vocab=target.vocab, tied=False)
+def layer_to_config(target: Decoder, layer: Decoder | None, known: tuple[str, ...], layout: str, layers: int = 1) -> Config:
+    """The config of a head's `layers` layers; ValueError where they are of no architecture that the layout's readers know."""
+    own = replace(layer_for(target, layer), layers=layers, vocab=target.vocab, tied=False)
     config = decoder_to_config(own)
     if config["model_type"] not in known:
         raise ValueError(

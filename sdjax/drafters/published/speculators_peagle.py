@@ -6,16 +6,18 @@ be the target's.
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sdjax.core.spec import Spec, normal
 from sdjax.drafters.eagle3 import Eagle3
+from sdjax.drafters.eagle_layer import layer_for
 from sdjax.drafters.peagle import PEagle
 from sdjax.drafters.published.base import Config, Exported, Imported, Layout, Tensors, layer_names, named, need_class, take
 from sdjax.drafters.published.eagle3 import FLAGS, IDS, finish, head_to_config, to_tensors
-from sdjax.drafters.published.settings import flag, layer_from_config, layer_to_config, whole
+from sdjax.drafters.published.settings import flag, layer_to_config, shape_from_config
 from sdjax.drafters.published.speculators import (
     ARCHITECTURES,
     PREFIX,
@@ -50,7 +52,7 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
     hidden = np.asarray(params["mask_hidden"]).reshape(1, 1, -1)
     tensors |= named(names, {"layers": params["layers"], "mask_hidden": hidden})
     tensors[EMBED] = with_row(target_params["embed"], drafter.mask_token, params["mask"])
-    layer = layer_to_config(target, drafter.layer, tuple(ARCHITECTURES), NAME) | {"num_hidden_layers": drafter.layers}
+    layers = layer_to_config(target, drafter.layer, tuple(ARCHITECTURES), NAME, drafter.layers)
     config = {
         "architectures": ["PEagleSpeculator"],
         "speculators_model_type": KIND,
@@ -62,7 +64,7 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
         "mask_token_id": drafter.mask_token,
         IDS: ids_of(drafter.taps, "input", target.layers),
         "tie_word_embeddings": False,
-        "transformer_layer_config": layer,
+        "transformer_layer_config": layers,
         "speculators_config": greedy_proposals(KIND, drafter.length, target),
     }
     return Exported(tensors, config, notes)
@@ -71,9 +73,8 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
 def from_published(tensors: Tensors, config: Config, target: Decoder, target_params: Any) -> Imported:
     """`norm_output` is about what is fed back, and nothing is."""
     notes: list[str] = []
-    settings = layer_settings(config, notes)
-    layers = whole(settings, "num_hidden_layers")
-    layer = layer_from_config(settings | {"num_hidden_layers": 1}, target, notes)
+    shape = shape_from_config(layer_settings(config, notes), target, notes)
+    layer = None if (own := replace(shape, layers=1)) == layer_for(target, None) else own
     flags: dict[str, Any] = {key: flag(config, key, False, notes) for key in FLAGS}
     ids, mask_token = config.get(IDS), config.get("mask_token_id")
     if isinstance(mask_token, bool) or not isinstance(mask_token, int) or not 0 <= mask_token < target.vocab:
@@ -81,11 +82,11 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     taps = default_taps(target.layers, notes) if ids is None else taps_from(ids, "input", target.layers)
     length = chain_length(config)
     mask, tensors = take_mask(tensors, mask_token, target_params["embed"], notes)
-    own = {name: found for name, found in tensors.items() if name == MASK_HIDDEN or LATER_LAYER.match(name)}
-    rest = {name: found for name, found in tensors.items() if name not in own}
+    beyond = {name: found for name, found in tensors.items() if name == MASK_HIDDEN or LATER_LAYER.match(name)}
+    rest = {name: found for name, found in tensors.items() if name not in beyond}
     first = finish(Eagle3(taps, Tree.chain(length), layer=layer, **flags), rest, config, target, target_params, PREFIX, notes)
-    drafter = PEagle(taps, length, layers, head=first.drafter.head, mask_token=mask_token, layer=layer, **flags)
-    more = take(*masks_and_layers(drafter, target), own, "a P-EAGLE")
+    drafter = PEagle(taps, length, shape.layers, head=first.drafter.head, mask_token=mask_token, layer=layer, **flags)
+    more = take(*masks_and_layers(drafter, target), beyond, "a P-EAGLE")
     mask = mask.astype(more["mask_hidden"].dtype)
     states = more["mask_hidden"].reshape(len(taps), target.width)
     return Imported(drafter, first.params | {"layers": more["layers"], "mask": mask, "mask_hidden": states}, notes)
