@@ -105,7 +105,8 @@ class PEagle:
             raise ValueError(f"layers is {self.layers}, the target has {target.layers}; it cannot start from it")
         kept = target_params["layers"][-self.layers :]
         first = self.first.last_layer(target, target_params | {"layers": kept[:1]}, params)
-        return first | {"layers": [{name: jnp.copy(layer[name]) for name in layer} for layer in kept[1:]]}
+        rest = zip(params["layers"], kept[1:], strict=True)
+        return first | {"layers": [{name: jnp.copy(theirs[name]) for name in own} for own, theirs in rest]}
 
     def empty(self, target: Decoder, batch: int, capacity: int) -> State:
         return empty_state(self.model(target), batch, capacity)

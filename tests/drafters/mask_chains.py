@@ -17,9 +17,9 @@ def slots_of(drafter):
     return Slots(drafter.drop.counts(T, drafter.length))
 
 
-def first_on(places):
-    """An order of a row's places, each row's own first."""
-    rest = np.arange(T)
+def first_on(places, length=T):
+    """An order of each row's places, that of `places` first."""
+    rest = np.arange(length)
     return jnp.array([[place, *rest[rest != place]] for place in places], jnp.int32)
 
 

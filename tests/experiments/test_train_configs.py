@@ -29,7 +29,7 @@ TARGETS = {
     "Qwen/Qwen3-8B": QWEN3_8B,
 }
 FAMILIES = set(
-    "draft_model medusa hydra hydra_plus eagle eagle3 deepseek_mtp gloeckle dflash dspark domino jetspec d2sd".split()
+    "draft_model medusa hydra hydra_plus eagle eagle3 deepseek_mtp gloeckle dflash dspark domino jetspec d2sd pard peagle".split()
 )
 CONFIGS = {path.stem: path for path in config_files("train")}
 every_config = pytest.mark.parametrize("name", CONFIGS)

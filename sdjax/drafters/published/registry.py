@@ -12,7 +12,19 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from sdjax.drafters.published import block, deepspec, eagle, eagle3, hydra, medusa, mtp, speculators, speculators_block
+from sdjax.drafters.published import (
+    block,
+    deepspec,
+    eagle,
+    eagle3,
+    hydra,
+    medusa,
+    mtp,
+    pard,
+    speculators,
+    speculators_block,
+    speculators_peagle,
+)
 from sdjax.drafters.published.base import Imported, Layout, Tensors
 from sdjax.drafters.published.pickled import read_pickled
 from sdjax.targets.decoder import Decoder
@@ -30,6 +42,8 @@ LAYOUTS = {
         block.LAYOUT,
         deepspec.LAYOUT,
         speculators_block.LAYOUT,
+        speculators_peagle.LAYOUT,
+        pard.LAYOUT,
     )
 }
 CONFIG = "config.json"

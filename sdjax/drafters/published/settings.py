@@ -23,8 +23,7 @@ def layer_from_config(config: Mapping[str, Any], target: Decoder, notes: list[st
     layer = shape_from_config(config, target, notes)
     if layer.layers != 1:
         raise ValueError(f"config.json: num_hidden_layers is {layer.layers}; heads of one layer are supported")
-    if any(layer.windows):
-        raise ValueError(f"config.json: sliding_window is {layer.windows[0]}; a head's layer sees all positions here")
+    refuse_windows(layer)
     return None if layer == layer_for(target, None) else layer
 
 
@@ -47,9 +46,15 @@ def shape_from_config(config: Mapping[str, Any], target: Decoder, notes: list[st
     return replace(layer, tied=target.tied)
 
 
-def layer_to_config(target: Decoder, layer: Decoder | None, known: tuple[str, ...], layout: str) -> Config:
-    """The config of a head's layer; ValueError where it is of no architecture that the layout's readers know."""
-    own = replace(layer_for(target, layer), vocab=target.vocab, tied=False)
+def refuse_windows(layers: Decoder) -> None:
+    """Raises ValueError for layers that see a part of the positions alone."""
+    if any(layers.windows):
+        raise ValueError(f"config.json: sliding_window is {layers.windows[0]}; a head's layer sees all positions here")
+
+
+def layer_to_config(target: Decoder, layer: Decoder | None, known: tuple[str, ...], layout: str, layers: int = 1) -> Config:
+    """The config of a head's `layers` layers; ValueError where they are of no architecture that the layout's readers know."""
+    own = replace(layer_for(target, layer), layers=layers, vocab=target.vocab, tied=False)
     config = decoder_to_config(own)
     if config["model_type"] not in known:
         raise ValueError(
