@@ -37,12 +37,12 @@ from tests.tiny import NEW, SEEDS, TARGET
 
 STEPS = 20
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [7] * 5, [5], [9, 8]]
-LETTERS = model()._replace(name="letters")
 
 
 def main(folder: Path, mesh: MeshConfig) -> None:
+    letters = model()._replace(name="letters")
     rolled = replace(tiny_rollout.config(str(folder)), prompts=Prompts(text=tiny_rollout.TEXTS[:16]), batch=4)
-    rollout(rolled, LETTERS)
+    rollout(rolled, letters)
     config = TrainConfig(
         "drafter",
         Medusa.tiny(TARGET),
@@ -57,9 +57,9 @@ def main(folder: Path, mesh: MeshConfig) -> None:
         readers=2,
         runs=str(folder),
     )
-    train(config, LETTERS)
-    drafter, params = load_drafter(folder / "drafter" / "drafter", LETTERS)
-    loop, both, layout = Loop(TARGET, drafter, Walk(), Warp(1.0), chunk=16), Params(LETTERS.params, params), mesh.layout(DECODE)
+    train(config, letters)
+    drafter, params = load_drafter(folder / "drafter" / "drafter", letters)
+    loop, both, layout = Loop(TARGET, drafter, Walk(), Warp(1.0), chunk=16), Params(letters.params, params), mesh.layout(DECODE)
     if layout is not None:
         both = spread(both, params_shardings(layout, loop))
     made = generate(loop, both, PROMPTS, NEW, seeds=[*SEEDS, 14], layout=layout)

@@ -60,14 +60,15 @@ def end(pod: list[subprocess.Popen]) -> list[str]:
 
 def kill_when(pod: list[subprocess.Popen], path: Path, lines: int) -> None:
     """Kills all processes, once a file has so many lines."""
-    begin = time.monotonic()
-    while not path.exists() or path.read_bytes().count(b"\n") < lines:
-        assert time.monotonic() - begin < LIMIT and all(process.poll() is None for process in pod), "it ended by itself"
+    latest = time.monotonic() + LIMIT
+    while time.monotonic() < latest and all(process.poll() is None for process in pod):
+        if path.exists() and path.read_bytes().count(b"\n") >= lines:
+            break
         time.sleep(0.02)
     for process in pod:
-        process.send_signal(signal.SIGKILL)
-    for process in pod:
-        process.communicate()
+        process.kill()
+    said = [process.communicate()[0] for process in pod]
+    assert [process.returncode for process in pod] == [-signal.SIGKILL] * len(pod), "\n".join(said)[-6000:]
 
 
 @pytest.fixture(scope="module")
