@@ -2,8 +2,7 @@
 
     python -m tests.mesh.pod FOLDER DATA FSDP MODEL
 
-Everything goes through the launchers, in FOLDER; what a drafter guessed and the target said is in FOLDER/decoded.json.
-A pod that was killed goes on there, with a mesh of any shape.
+Everything goes through the launchers, in FOLDER. A pod that was killed goes on there, with a mesh of any shape.
 """
 
 import logging
@@ -13,30 +12,24 @@ from pathlib import Path
 
 import jax
 
-from experiments.config import MeshConfig
+from experiments.config import DecodeConfig, MeshConfig
+from experiments.decode import decode
 from experiments.rollout import rollout
 from experiments.train import train
 from experiments.train_config import HeldOutConfig, TrainConfig
-from sdjax.core.plain import write_json
-from sdjax.core.sampling import Warp
-from sdjax.decode.generate import generate
-from sdjax.decode.place import params_shardings
-from sdjax.decode.state import Loop, Params
 from sdjax.drafters.medusa import Medusa
-from sdjax.mesh.layout import DECODE
-from sdjax.mesh.place import spread
-from sdjax.mesh.start import join_pod, speaks
-from sdjax.study.prompts import Prompts
+from sdjax.drafters.no_draft import NoDraft
+from sdjax.mesh.start import join_pod
+from sdjax.study.compare import Decoding
+from sdjax.study.methods import Method, Sampling
+from sdjax.study.prompts import Prompts, load_prompts
 from sdjax.train.optimiser import Optimiser
 from sdjax.train.recipe import Cadence
-from sdjax.train.saved import load_drafter
-from sdjax.verify.walk import Walk
 from tests.experiments import tiny_rollout
 from tests.experiments.tiny_model import model
-from tests.tiny import NEW, SEEDS, TARGET
+from tests.tiny import TARGET
 
 STEPS = 20
-PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [7] * 5, [5], [9, 8]]
 
 
 def main(folder: Path, mesh: MeshConfig) -> None:
@@ -58,14 +51,11 @@ def main(folder: Path, mesh: MeshConfig) -> None:
         runs=str(folder),
     )
     train(config, letters)
-    drafter, params = load_drafter(folder / "drafter" / "drafter", letters)
-    loop, both, layout = Loop(TARGET, drafter, Walk(), Warp(1.0), chunk=16), Params(letters.params, params), mesh.layout(DECODE)
-    if layout is not None:
-        both = spread(both, params_shardings(layout, loop))
-    made = generate(loop, both, PROMPTS, NEW, seeds=[*SEEDS, 14], layout=layout)
-    if speaks():
-        steps = [step.accepted.tolist() for step in made.steps]
-        write_json(folder / "decoded.json", {"tokens": made.tokens, "accepted": steps, "devices": jax.device_count()})
+    methods = {"plain": Method(NoDraft()), "drafter": Method(weights=str(folder / "drafter" / "drafter"))}
+    decoding = Decoding(max_new=12, batch=4, chunk=16, costs=False)
+    prompts = Prompts(text=("hello hello hel", "abc abc", "what is it?", "a"))
+    compared = DecodeConfig("compared", methods, prompts, Sampling((1.0,)), decode=decoding, mesh=mesh, runs=str(folder))
+    assert decode(compared, load_prompts(prompts), letters) == 0
 
 
 if __name__ == "__main__":
