@@ -31,7 +31,7 @@ class TargetConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """What the devices of all processes are used for; a single device is no mesh."""
+    """What devices are used for; a single one is no mesh."""
 
     data: int = 0
     """Parts of a batch; 0: all devices that are left."""
@@ -44,13 +44,13 @@ class MeshConfig:
         if self.data < 0 or self.fsdp < 1 or self.model < 1:
             raise ValueError(f"a mesh of {self.data} × {self.fsdp} × {self.model}; fsdp and model must be ≥ 1, data ≥ 0")
 
-    def layout(self, rules: Rules) -> Layout | None:
-        """ValueError where the devices do not make this mesh."""
-        devices = jax.device_count()
-        data = self.data or max(devices // (self.fsdp * self.model), 1)
-        if devices == data * self.fsdp * self.model == 1:
+    def layout(self, rules: Rules, devices: Sequence[jax.Device] | None = None) -> Layout | None:
+        """On these devices (default: those of all processes); ValueError where they do not make this mesh."""
+        devices = jax.devices() if devices is None else devices
+        data = self.data or max(len(devices) // (self.fsdp * self.model), 1)
+        if len(devices) == data * self.fsdp * self.model == 1:
             return None
-        return Layout(make_mesh(data, self.fsdp, self.model), rules)
+        return Layout(make_mesh(data, self.fsdp, self.model, devices), rules)
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class DecodeConfig:
     rule: Sampling = Sampling()
     target: TargetConfig = TargetConfig()
     decode: Decoding = Decoding()
+    mesh: MeshConfig = MeshConfig()
+    """How devices share the work."""
     runs: str = "runs"
     """Where run folders are."""
     stream: bool = False

@@ -18,11 +18,12 @@ def spread(tree: Any, shardings: Any) -> Any:
 
 
 def lay_out(tree: Any, shardings: Any) -> Any:
-    """Arrays that are all on these devices already are laid out anew; others are spread."""
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
-    if all(isinstance(x, jax.Array) and x.sharding.device_set == sharding.device_set for x, sharding in pairs):
+    """Arrays that are all on these devices already are laid out anew; of others, those that are not in place are spread."""
+    is_on = lambda x, sharding: isinstance(x, jax.Array) and x.sharding.device_set == sharding.device_set
+    if all(jax.tree.leaves(jax.tree.map(is_on, tree, shardings))):
         return jax.jit(unchanged, out_shardings=shardings)(tree)
-    return spread(tree, shardings)
+    stays = lambda x, sharding: is_on(x, sharding) and x.sharding.is_equivalent_to(sharding, x.ndim)
+    return jax.tree.map(lambda x, sharding: x if stays(x, sharding) else spread(x, sharding), tree, shardings)
 
 
 def unchanged(tree: Any) -> Any:

@@ -26,6 +26,11 @@ def gather(value: Any) -> list[Any]:
     return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
+def told_by_first(value: Any) -> Any:
+    """The first process's JSON data, in all of them."""
+    return gather(value if speaks() else None)[0]
+
+
 def anywhere(flag: bool) -> bool:
     """Whether it is true in any process; all of them must ask."""
     return any(gather(flag))

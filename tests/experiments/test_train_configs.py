@@ -28,9 +28,9 @@ TARGETS = {
     "meta-llama/Llama-3.1-8B-Instruct": LLAMA31_8B,
     "Qwen/Qwen3-8B": QWEN3_8B,
 }
-FAMILIES = set(
-    "draft_model medusa hydra hydra_plus eagle eagle3 deepseek_mtp gloeckle dflash dspark domino jetspec d2sd pard peagle".split()
-)
+SEQUENTIAL = {"draft_model", "medusa", "hydra", "hydra_plus", "eagle", "eagle3", "deepseek_mtp", "gloeckle"}
+PARALLEL = {"dflash", "dspark", "domino", "jetspec", "d2sd", "pard", "peagle", "diffuspec", "specdiff2"}
+FAMILIES = SEQUENTIAL | PARALLEL
 CONFIGS = {path.stem: path for path in config_files("train")}
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
