@@ -31,7 +31,7 @@ def main(given: Given) -> int:
     for folder in (given.reports, given.curves):
         folder.mkdir(parents=True, exist_ok=True)
     faults = sum(of_config(config, given) for config in configs(given))
-    given.reports.with_suffix(".md").write_text(page(given.reports, given.curves), encoding="utf-8")
+    given.reports.with_suffix(".md").write_text(page(given), encoding="utf-8")
     return faults
 
 

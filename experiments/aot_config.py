@@ -42,6 +42,8 @@ class Given:
     """where a case's file goes; the page stands beside the folder"""
     curves: Path = ROOT / "experiments" / "tables" / "verify_cost"
     """where a curve's file goes"""
+    attention: Path = ROOT / "experiments" / "tables" / "attention"
+    """where experiments.aot_attention leaves its files"""
 
 
 def configs(given: Given) -> list[AotConfig]:

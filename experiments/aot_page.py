@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.aot_config import Given
 from sdjax.mesh.chips import GIB
 from sdjax.study.plan import SCOPES, UNNAMED
 
@@ -47,15 +48,28 @@ estimates from programs of two depths (all layers are alike). `python -m experim
 experiments/tables/verify_cost/FILE` chooses a tree by one.
 """
 
+ATTENTION = """## Attention over a long cache
 
-def page(reports: Path, curves: Path) -> str:
+Microseconds for one kv head, four query heads and one sequence (`python -m experiments.aot_attention`): `core.attention`, the
+default; JAX's `dot_product_attention` for cache and staged rows, merged by log-sum-exp; the kernel of `core.flash` for the
+committed part, by its final schedule; and reading the cache's rows once, which none can beat. For one token over a long cache
+XLA is at that bound, and JAX's own form is nowhere much faster than the default: no switch for either. Wide passes are bound
+by the softmax of their scores; there `Decoder(flash=True)` takes the kernel.
+"""
+ATTENTION_COLUMNS = ("chip", "tokens", "cache rows", "default", "JAX's own", "kernel", "reading the cache")
+
+
+def page(given: Given) -> str:
     """The whole page."""
-    cases, costs = read(reports), read(curves)
+    cases, costs, attention = read(given.reports), read(given.curves), read(given.attention)
     parts = [HEAD, table(COLUMNS, map(cells, cases)), COLLECTIVES]
     parts.append("\n".join(f"- {r['target']} {r['case']}: {exchanged(r)}" for r in cases if "collectives" in r) + "\n")
     if costs:
         columns = ["target", "machine", "c", *(f"t({n})" for n in costs[0]["tokens"])]
         parts += [CURVES, table(columns, map(curve_cells, costs))]
+    if attention:
+        rows = [attention_cells(found["topology"], cell) for found in attention for cell in found["cells"]]
+        parts += [ATTENTION, table(ATTENTION_COLUMNS, rows)]
     return "\n".join(parts)
 
 
@@ -102,3 +116,10 @@ def curve_cells(cost: dict[str, Any]) -> list[str]:
     """A curve as a row."""
     machine = f"{cost['topology']}, {cost['data']} group{'s' * (cost['data'] > 1)}"
     return [cost["target"], machine, f"{cost['draft']:.2f}", *(f"{t:.2f}" for t in cost["verify"])]
+
+
+def attention_cells(topology: str, cell: dict[str, Any]) -> list[str]:
+    """A width and a length as a row."""
+    names = "attend", "dot_product_attention", "kernel", "reading"
+    times = [f"{cell[name]:.1f}" if name in cell else "" for name in names]
+    return [topology.partition(":")[0], str(cell["tokens"]), f"{cell['rows']:,}", *times]
