@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import tyro
 
 from experiments.launch import ROOT
+from sdjax.mesh.layout import Layout, Rules, make_mesh
 from sdjax.study.compare import Decoding
 from sdjax.study.methods import Method, Sampling
 from sdjax.study.prompts import Prompts
@@ -28,6 +30,30 @@ class TargetConfig:
 
 
 @dataclass(frozen=True)
+class MeshConfig:
+    """What devices are used for; a single one is no mesh."""
+
+    data: int = 0
+    """Parts of a batch; 0: all devices that are left."""
+    fsdp: int = 1
+    """Parts of a batch, between which what is trained is split too, and gathered where it is used."""
+    model: int = 1
+    """Parts of heads, feed-forward layers and vocabulary."""
+
+    def __post_init__(self):
+        if self.data < 0 or self.fsdp < 1 or self.model < 1:
+            raise ValueError(f"a mesh of {self.data} × {self.fsdp} × {self.model}; fsdp and model must be ≥ 1, data ≥ 0")
+
+    def layout(self, rules: Rules, devices: Sequence[jax.Device] | None = None) -> Layout | None:
+        """On these devices (default: those of all processes); ValueError where they do not make this mesh."""
+        devices = jax.devices() if devices is None else devices
+        data = self.data or max(len(devices) // (self.fsdp * self.model), 1)
+        if len(devices) == data * self.fsdp * self.model == 1:
+            return None
+        return Layout(make_mesh(data, self.fsdp, self.model, devices), rules)
+
+
+@dataclass(frozen=True)
 class DecodeConfig:
     """One comparison of methods on the same prompts."""
 
@@ -39,6 +65,8 @@ class DecodeConfig:
     rule: Sampling = Sampling()
     target: TargetConfig = TargetConfig()
     decode: Decoding = Decoding()
+    mesh: MeshConfig = MeshConfig()
+    """How devices share the work."""
     runs: str = "runs"
     """Where run folders are."""
     stream: bool = False

@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ import jax
 from rich.console import Console
 
 import sdjax
-from experiments.config import DecodeConfig, parse
-from experiments.launch import launch_identity, use_compilation_cache
+from experiments.config import DecodeConfig, TargetConfig, parse
+from experiments.launch import in_host_memory, launch_identity, use_compilation_cache
 from sdjax.core.plain import plain_data
+from sdjax.mesh.layout import DECODE
+from sdjax.mesh.place import lay_out
+from sdjax.mesh.start import join_pod, speaks
 from sdjax.study.compare import Comparison
 from sdjax.study.equality import Mismatch, mismatches
 from sdjax.study.methods import Promise, arms
@@ -37,12 +41,13 @@ WITHOUT_TOKENS = {
 
 def main(arguments: Sequence[str]) -> int:
     try:
+        join_pod()
         config = parse(arguments, "python -m experiments.decode", "decode")
         use_compilation_cache()
         # Accelerators multiply float32 in fewer bits by default; equality is promised for all of them.
         jax.config.update("jax_default_matmul_precision", "float32" if config.target.dtype == "float32" else None)
         prompts = load_prompts(config.prompts)
-        return decode(config, prompts, sdjax.load(config.target.name, config.target.dtype))
+        return decode(config, prompts, load_model(config.target))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -51,10 +56,21 @@ def main(arguments: Sequence[str]) -> int:
         return 130
 
 
+def load_model(config: TargetConfig) -> Model:
+    """The target; its weights are in the host's memory where several devices are to share them."""
+    with in_host_memory() if jax.device_count() > 1 else nullcontext():
+        return sdjax.load(config.name, config.dtype)
+
+
 def decode(config: DecodeConfig, prompts: Sequence[Prompt], model: Model, console: Console | None = None) -> int:
     """Runs or resumes the comparison, shows it and writes it down; the exit code."""
-    console = console or Console()
-    groups = arms(config.methods, config.rule, model, config.decode.chunk)
+    console = console or Console(quiet=not speaks())
+    if config.stream and jax.process_count() > 1:
+        raise ValueError("stream shows what one process decodes, but there are several; leave it out")
+    layout = config.mesh.layout(DECODE)
+    if layout is not None:
+        model = model._replace(params=lay_out(model.params, layout.params(model.target.specs())))
+    groups = arms(config.methods, config.rule, model, config.decode.chunk, layout)
     comparison = Comparison(model, groups, prompts, config.prompts.turns, config.prompts.chat, config.decode)
     folder = open_run(Path(config.runs) / config.name, resolved(config, prompts, model))
     launches = [*folder.load("launches.json", []), launch_identity()]
@@ -79,7 +95,7 @@ def decode(config: DecodeConfig, prompts: Sequence[Prompt], model: Model, consol
 def resolved(config: DecodeConfig, prompts: Sequence[Prompt], model: Model) -> dict[str, Any]:
     """All that decides a run's results: the config, without what only shows them, and hashes of what it names."""
     fields = plain_data(config)
-    shown_only = {"stream", "runs"}
+    shown_only = {"stream", "runs", "mesh"}
     conversations = [[prompt.id, prompt.category, prompt.turns, prompt.history] for prompt in prompts]
     inputs = {
         "target": model.identity,

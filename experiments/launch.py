@@ -44,6 +44,18 @@ def use_compilation_cache() -> Path | None:
     return folder
 
 
+@contextmanager
+def in_host_memory() -> Iterator[None]:
+    """Arrays are made there, and not on the first accelerator, which has no room for what a mesh is to share."""
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names others alone
+        yield
+        return
+    with jax.default_device(device):
+        yield
+
+
 def decode_in_float32() -> None:
     """Keeps compiled programs, and has accelerators multiply float32 in full: what equality and costs are claimed for."""
     use_compilation_cache()

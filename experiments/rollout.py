@@ -12,20 +12,24 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 
 import sdjax
 from experiments.config import parse
-from experiments.launch import decode_in_float32, mistakes_end_the_program
+from experiments.launch import decode_in_float32, in_host_memory, mistakes_end_the_program
 from experiments.rollout_config import Conversations, OwnText, RolloutConfig, Texts
 from sdjax.core.plain import plain_data
 from sdjax.core.sampling import Warp
 from sdjax.decode.state import Loop, Params
-from sdjax.mesh.start import join_pod
+from sdjax.mesh.layout import DECODE
+from sdjax.mesh.place import spread
+from sdjax.mesh.start import join_pod, speaks
 from sdjax.study.prompts import Prompts, encode, load_prompts
 from sdjax.study.runs import differences
 from sdjax.study.stdlib_prompts import StandardLibrary
@@ -33,7 +37,8 @@ from sdjax.targets.load import Model
 from sdjax.train.conversations import read_conversations, read_tfds
 from sdjax.train.corpus import Manifest, Origin, open_corpus, write_corpus
 from sdjax.train.documents import Document
-from sdjax.train.rollouts import Answers, OwnConversations, Request, Sampler, Work, Writer, roll, user_turn
+from sdjax.train.hosts import first_process_first, gather, meet
+from sdjax.train.rollouts import Answers, OwnConversations, Request, Sampler, Work, Writer, collect, roll, user_turn
 from sdjax.verify.walk import Walk
 
 SECONDS = 30  # between two lines of progress
@@ -45,7 +50,9 @@ def main(arguments: Sequence[str]) -> int:
         config = parse(arguments, "python -m experiments.rollout", "rollout", RolloutConfig)
         decode_in_float32()
         try:
-            rollout(config, sdjax.load(config.target.name, config.target.dtype))
+            with in_host_memory() if jax.local_device_count() > 1 else nullcontext():
+                model = sdjax.load(config.target.name, config.target.dtype)
+            rollout(config, model)
         except KeyboardInterrupt:
             print("stopped; the same command goes on from here", file=sys.stderr)
             return 130
@@ -53,32 +60,51 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def rollout(config: RolloutConfig, model: Model, console: Console | None = None) -> Manifest | None:
-    """Makes or finishes the corpus; its manifest, or None where other processes have work left."""
-    console = console or Console()
+    """Makes or finishes the corpus; its manifest, or None where other processes have work left.
+
+    The processes of a pod end together, and the first of them writes the corpus.
+    """
+    console = console or Console(quiet=not speaks())
     if isinstance(config.prompts, (Conversations, Texts)):
         origin = Origin.of(model, None, config.seed, recipe(config, model, []))
-        return finish(config, given(config.prompts, model), origin, config.prompts.longest or None, console)
+        with first_process_first("corpus"):
+            return finish(config, given(config.prompts, model), origin, config.prompts.longest or None, console)
     requests, sampler = plan(config, model)
     origin = Origin.of(model, config.warp.temperature, config.seed, recipe(config, model, requests))
-    if config.folder.exists():
+    if in_every_process(config.folder):
         return finish(config, [], origin, None, console)
     host, hosts = config.place()
     work = Work(config.folder.with_name(f"{config.name}.work"), host)
     same_recipe(work, origin)
     console.print(f"{model.name}: {len(requests)} documents, {work.folder} → {config.folder}", soft_wrap=True)
-    documents = roll(work, requests, sampler, config.batch, hosts, Progress(console))
-    if documents is None:
-        console.print(f"this process's share is done; the corpus is made by the last of the {hosts} to finish")
-        return None
-    return finish(config, documents, origin, None, console)
+    roll(work, requests, sampler, config.batch, hosts, Progress(console))
+    meet("rolled out")
+    with first_process_first("corpus"):
+        documents = collect(work, requests)
+        if documents is None:
+            console.print(f"this process's share is done; the corpus is made by the last of the {hosts} to finish")
+            return None
+        return finish(config, documents, origin, None, console)
+
+
+def in_every_process(folder: Path) -> bool:
+    """Whether it is there; ValueError where some of a pod's processes alone see it."""
+    seen = gather(folder.exists())
+    if any(seen) and not all(seen):
+        lacking = [number for number, sees in enumerate(seen) if not sees]
+        raise ValueError(f"{folder} is there, but processes {lacking} do not see it: bring it to their hosts, or share a disk")
+    return all(seen)
 
 
 def plan(config: RolloutConfig, model: Model) -> tuple[list[Request], Sampler]:
     """What is asked, and how the target goes on from it."""
+    layout, params = config.mesh.layout(DECODE, jax.local_devices()), model.params
+    if layout is not None:
+        params = spread(params, layout.params(model.target.specs()))
 
     def writer(warp: Warp, max_new: int) -> Writer:
         loop = Loop(model.target, config.drafter, Walk(), warp, model.tokenizer.stops, config.chunk)
-        return Writer(loop, Params(model.params, {}), max_new, config.seed)
+        return Writer(loop, Params(params, {}), max_new, config.seed, layout)
 
     answer = writer(config.warp, config.max_new)
     if isinstance(config.prompts, OwnText):
@@ -105,7 +131,7 @@ def given(source: Conversations | Texts, model: Model) -> Iterable[Document]:
 
 def recipe(config: RolloutConfig, model: Model, requests: Sequence[Request]) -> dict[str, Any]:
     """All that decides the corpus's contents beside what its manifest names: the config, and a hash of what was asked."""
-    fields = {key: value for key, value in plain_data(config).items() if key not in ("corpora", "host", "hosts")}
+    fields = {key: value for key, value in plain_data(config).items() if key not in ("corpora", "mesh", "host", "hosts")}
     asked = json.dumps([[request.id, request.source, list(request.tokens)] for request in requests])
     stops = list(model.tokenizer.stops)
     return {"config": fields, "stops": stops, "requests": hashlib.sha256(asked.encode()).hexdigest()}

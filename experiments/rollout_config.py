@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from experiments.config import TargetConfig
+from experiments.config import MeshConfig, TargetConfig
 from sdjax.core.sampling import Warp
 from sdjax.study.prompts import Prompts
 from sdjax.study.stdlib_prompts import StandardLibrary
@@ -75,6 +75,8 @@ class RolloutConfig:
     """Keys all noise, together with each prompt's id."""
     corpora: str = "runs/corpora"
     """Where corpora are."""
+    mesh: MeshConfig = MeshConfig()
+    """How each process's own devices share its work."""
     hosts: int = 1
     """How many processes share the work; 1: as many as JAX knows of."""
     host: int = 0

@@ -19,32 +19,34 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-import sdjax
 from experiments.config import parse
-from experiments.decode import decode
+from experiments.decode import decode, load_model
 from experiments.launch import mistakes_end_the_program, use_compilation_cache
 from experiments.sweep_config import SweepConfig
 from sdjax.core.plain import write_json
+from sdjax.mesh.start import join_pod, speaks
 from sdjax.study.page import PromptSet, about_methods, results_page
 from sdjax.study.prompts import Prompt, load_prompts
 from sdjax.targets.load import Model
 
 
 def main(arguments: Sequence[str]) -> int:
+    join_pod()
     config = parse(arguments, "python -m experiments.sweep", "sweep", SweepConfig)
     use_compilation_cache()
     jax.config.update("jax_default_matmul_precision", "float32" if config.target.dtype == "float32" else None)
     prompts = {name: load_prompts(chosen) for name, chosen in config.sets.items()}
-    return sweep(config, prompts, sdjax.load(config.target.name, config.target.dtype))
+    return sweep(config, prompts, load_model(config.target))
 
 
 def sweep(config: SweepConfig, prompts: Mapping[str, Sequence[Prompt]], model: Model, console: Console | None = None) -> int:
     """Runs or resumes every comparison and writes the page; the worst exit code."""
     if not config.sets:
         raise ValueError("sets is empty; name at least one prompt set")
-    console = console or Console()
+    console = console or Console(quiet=not speaks())
     codes = [decode(config.comparison(name), prompts[name], model, console) for name in config.sets]
-    console.print(f"\nresults → {write_page(config, model)}", markup=False, soft_wrap=True)
+    if speaks():
+        console.print(f"\nresults → {write_page(config, model)}", markup=False, soft_wrap=True)
     return max(codes)
 
 

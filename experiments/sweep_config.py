@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.config import DecodeConfig, TargetConfig
+from experiments.config import DecodeConfig, MeshConfig, TargetConfig
 from sdjax.study.compare import Decoding
 from sdjax.study.methods import Method, Sampling
 from sdjax.study.prompts import Prompts
@@ -24,6 +24,8 @@ class SweepConfig:
     rule: Sampling = Sampling()
     target: TargetConfig = TargetConfig()
     decode: Decoding = field(default_factory=Decoding)
+    mesh: MeshConfig = MeshConfig()
+    """How devices share the work."""
     runs: str = "runs"
     """Where sweeps' folders are."""
     page: str = ""
@@ -37,4 +39,5 @@ class SweepConfig:
 
     def comparison(self, name: str) -> DecodeConfig:
         """The comparison on one of the prompt sets."""
-        return DecodeConfig(name, self.methods, self.sets[name], self.rule, self.target, self.decode, runs=str(self.folder))
+        folder = str(self.folder)
+        return DecodeConfig(name, self.methods, self.sets[name], self.rule, self.target, self.decode, self.mesh, folder)

@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,21 +19,22 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from etils import epath
 from jaxtyping import Int
 from rich.console import Console
 from rich.table import Table
 
 import sdjax
 from experiments.config import parse
-from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program, package_version
+from experiments.launch import decode_in_float32, in_host_memory, launch_identity, mistakes_end_the_program, package_version
 from experiments.train_config import HeldOutConfig, TrainConfig
 from sdjax.core.metrics import Acceptance
 from sdjax.core.plain import plain_data, write_json
 from sdjax.core.spec import initialise
 from sdjax.decode.state import Params
-from sdjax.mesh.layout import make_mesh
-from sdjax.mesh.start import join_pod
+from sdjax.mesh.layout import TRAIN, Layout
+from sdjax.mesh.place import on_host, spread
+from sdjax.mesh.start import join_pod, speaks
 from sdjax.study.prompts import encode, load_prompts
 from sdjax.targets.load import Model
 from sdjax.train import tiny_model, tiny_world
@@ -41,12 +43,14 @@ from sdjax.train.data import batches, token_counts
 from sdjax.train.evaluate import HeldOut
 from sdjax.train.feature_cache import open_features
 from sdjax.train.flops import matmul_flops
-from sdjax.train.hosts import meet, own_copy
+from sdjax.train.hosts import first_process_first, from_first
 from sdjax.train.log import account, read
-from sdjax.train.loop import Data, End, Fitted, Job, fit
+from sdjax.train.loop import End, Fitted, Job, fit
+from sdjax.train.place import batch_sharding, begin_on
+from sdjax.train.readers import Readers, readers_here, rows_here
 from sdjax.train.recipe import Recipe
 from sdjax.train.saved import load_drafter, load_tuned, save_drafter
-from sdjax.train.step import train_step
+from sdjax.train.step import TrainState, train_step
 
 ASKED_TO_LEAVE = 75  # "temporary failure": run it again
 TEMPERATURES = (0.0, 1.0)
@@ -58,13 +62,16 @@ def main(arguments: Sequence[str]) -> int:
         config = parse(arguments, "python -m experiments.train", "train", TrainConfig)
         logging.getLogger("absl").setLevel(logging.ERROR)
         decode_in_float32()
-        return train(config, load_model(config))
+        with in_host_memory() if jax.device_count() > 1 else nullcontext():
+            model = load_model(config)
+        return train(config, model)
 
 
 def load_model(config: TrainConfig) -> Model:
     """The target, as it is or with random weights."""
     if config.target.name == tiny_model.NAME:
-        model = tiny_model.tiny_model(Path(config.runs).parent)
+        with first_process_first("tiny target"):
+            model = tiny_model.tiny_model(Path(config.runs).parent)
     else:
         model = sdjax.load(config.target.name, config.target.dtype)
     if not config.from_scratch:
@@ -76,28 +83,34 @@ def load_model(config: TrainConfig) -> Model:
 class Input:
     """What a run learns from: batches, how often each token comes, and, as JSON data, what decides them and what they are."""
 
-    data: Data
+    data: Readers
     counts: Int[np.ndarray, " V"]
     identity: Any
+    readers: int
     about: list[dict[str, Any]]
 
 
 def train(config: TrainConfig, model: Model, console: Console | None = None) -> int:
     """Trains or goes on, decodes, saves and shows; the exit code."""
-    console = console or Console()
+    console = console or Console(quiet=not speaks())
     recipe = Recipe(model.target, config.drafter, config.optimiser, config.joint, config.frozen, config.cadence)
-    check_fit(config, recipe)
-    given, held_out, folder = read_input(config, model), read_held_out(config.held_out, model), run_folder(config)
-    fresh = recipe.drafter.initial(model.target, model.params, given.counts, jax.random.key(config.seed))
-    state, target_params, sharding = recipe.begin(model.params, fresh, config.seed), model.params, None
-    if jax.device_count() > 1:
-        mesh = make_mesh(data=jax.device_count())
-        sharding = NamedSharding(mesh, PartitionSpec("data"))
-        state, target_params = jax.device_put((state, target_params), NamedSharding(mesh, PartitionSpec()))
-    job = Job(recipe, target_params, given.data, held_out, folder, resolved(config, model, given, held_out), sharding)
+    layout = config.mesh.layout(TRAIN)
+    check_fit(config, recipe, layout)
+    given, held_out, folder = read_input(config, model, layout), read_held_out(config.held_out, model), run_folder(config)
+    state, target_params = first_state(config, recipe, model, given, layout)
+    job = Job(
+        recipe,
+        target_params,
+        given.data,
+        held_out,
+        folder,
+        resolved(config, model, given, held_out),
+        layout,
+        epath.Path(config.checkpoints) if config.checkpoints else None,
+    )
     console.print(f"{type(recipe.drafter).__name__} for {model.name} → {folder}", markup=False, soft_wrap=True)
     fitted = fit(job, state, console)
-    if jax.process_index() == 0:
+    if speaks():
         note_launch(folder)
     if fitted.end is End.ASKED:
         return ASKED_TO_LEAVE
@@ -105,7 +118,21 @@ def train(config: TrainConfig, model: Model, console: Console | None = None) -> 
     return 0
 
 
-def check_fit(config: TrainConfig, recipe: Recipe) -> None:
+def first_state(
+    config: TrainConfig, recipe: Recipe, model: Model, given: Input, layout: Layout | None
+) -> tuple[TrainState, Any]:
+    """The state before the first step, and the target's parameters: on the mesh, where there is one."""
+    initial = lambda: recipe.drafter.initial(model.target, model.params, given.counts, jax.random.key(config.seed))
+    if layout is None:
+        return recipe.begin(model.params, initial(), config.seed), model.params
+    with in_host_memory():
+        fresh = initial()
+    target_params = spread(model.params, layout.params(model.target.specs()))
+    drafter_params = spread(fresh, layout.params(recipe.drafter.specs(model.target)))
+    return begin_on(layout, recipe, target_params, drafter_params, config.seed), target_params
+
+
+def check_fit(config: TrainConfig, recipe: Recipe, layout: Layout | None) -> None:
     """ValueError, before anything compiles, where drafter, target and shapes do not go together."""
     if not hasattr(recipe.drafter, "loss"):
         raise ValueError(f"{type(recipe.drafter).__name__} has nothing to learn; take a drafter with a loss")
@@ -119,25 +146,27 @@ def check_fit(config: TrainConfig, recipe: Recipe) -> None:
         raise ValueError(f"length is {config.length}, but the target was made for {target.max_position} positions")
     if not jax.tree.leaves(recipe.specs):
         raise ValueError(f"{type(recipe.drafter).__name__} has no parameters of its own to learn here")
-    if config.rows % (jax.device_count() * config.optimiser.micro_batches):
+    parts = 1 if layout is None else layout.mesh.shape["data"] * layout.mesh.shape["fsdp"]
+    if config.rows % (parts * config.optimiser.micro_batches):
         raise ValueError(
-            f"rows is {config.rows}; make it a multiple of the devices times micro_batches "
-            f"({jax.device_count()} · {config.optimiser.micro_batches})"
+            f"rows is {config.rows}; make it a multiple of mesh.data · mesh.fsdp · micro_batches "
+            f"({parts} · {config.optimiser.micro_batches})"
         )
 
 
-def read_input(config: TrainConfig, model: Model) -> Input:
+def read_input(config: TrainConfig, model: Model, layout: Layout | None) -> Input:
     """The batches of this process; ValueError for corpora that another target made."""
-    process, processes = jax.process_index(), jax.process_count()
-    rows = config.rows // processes
+    sharding = None if layout is None else batch_sharding(layout)
+    readers = config.readers or config.rows // int(rows_here(sharding, config.rows).sum())
+    rows, mine = config.rows // readers, readers_here(sharding, config.rows, readers)
     if not config.corpora:
-        return tiny_input(config, model, rows, process)
+        return tiny_input(config, model, rows, readers, mine)
     corpora = [open_corpus(folder) for folder in config.corpora]
     check_target(corpora, model)
     traced = [open_features(*pair, model, config.drafter.taps) for pair in zip(config.features, corpora, strict=False)]
-    data = batches(traced or corpora, rows, config.length, config.seed, process, processes)
+    data = Readers({i: batches(traced or corpora, rows, config.length, config.seed, i, readers) for i in mine})
     counts, identity = token_counts(corpora, model.target.vocab), [corpus.manifest.identity for corpus in corpora]
-    return Input(data, counts, identity, [about_corpus(corpus) for corpus in corpora])
+    return Input(data, counts, identity, readers, [about_corpus(corpus) for corpus in corpora])
 
 
 def about_corpus(corpus: Corpus) -> dict[str, Any]:
@@ -146,7 +175,7 @@ def about_corpus(corpus: Corpus) -> dict[str, Any]:
     return {"name": corpus.folder.name} | {key: getattr(corpus.manifest, key) for key in kept}
 
 
-def tiny_input(config: TrainConfig, model: Model, rows: int, process: int) -> Input:
+def tiny_input(config: TrainConfig, model: Model, rows: int, readers: int, mine: Sequence[int]) -> Input:
     """The text of the tiny world."""
     if model.name != tiny_model.NAME:
         raise ValueError(
@@ -154,9 +183,10 @@ def tiny_input(config: TrainConfig, model: Model, rows: int, process: int) -> In
             "give --corpora FOLDER"
         )
     text = tiny_world.text()[: -tiny_world.HELD_OUT]
-    data = tiny_world.batches(text, rows, config.length, config.seed + process)
+    data = Readers({i: tiny_world.batches(text, rows, config.length, config.seed + i) for i in mine})
     name = "the tiny world's text"
-    return Input(data, np.bincount(text, minlength=model.target.vocab), name, [{"name": name, "tokens": len(text)}])
+    counts = np.bincount(text, minlength=model.target.vocab)
+    return Input(data, counts, name, readers, [{"name": name, "tokens": len(text)}])
 
 
 def read_held_out(config: HeldOutConfig, model: Model) -> HeldOut:
@@ -184,8 +214,9 @@ def run_folder(config: TrainConfig) -> Path:
 
 def resolved(config: TrainConfig, model: Model, given: Input, held_out: HeldOut) -> dict[str, Any]:
     """All that decides a run's result: the config, and the identities of what it names."""
-    fields = {key: value for key, value in plain_data(config).items() if key not in ("name", "runs", "save_as")}
-    inputs = {"target": model.identity, "data": given.identity, "held_out": held_out.prompts, "devices": jax.device_count()}
+    elsewhere = ("name", "runs", "checkpoints", "save_as", "mesh", "readers")
+    fields = {key: value for key, value in plain_data(config).items() if key not in elsewhere}
+    inputs = {"target": model.identity, "data": given.identity, "held_out": held_out.prompts, "readers": given.readers}
     return plain_data({"config": fields, "inputs": inputs})
 
 
@@ -199,30 +230,41 @@ def note_launch(folder: Path) -> None:
 def finish(config: TrainConfig, job: Job, model: Model, fitted: Fitted, learnt_from: Any, console: Console) -> None:
     """Writes the drafter with the best τ, reads it back, and decodes with it: what is shown is what was saved."""
     recipe, folder = job.recipe, job.folder / "drafter"
-    best = own_copy(recipe.decodable(fitted.best, job.target_params))
+    best = on_host(recipe.decodable(fitted.best, model.params))
     step = int(fitted.best.step)
-    if jax.process_index() == 0:
+    if speaks():
         notes = {"run": config.name, "step": step, "sdjax": package_version("sdjax"), "dtype": config.save_as}
         notes |= training_of(config, job, fitted) | {"data": learnt_from}
         tuned = config.joint is not None
         save_drafter(folder, recipe.drafter, best, model.target, model.identity, config.save_as, tuned, notes)
-    meet("drafter saved")
-    served = load_tuned(folder, model)
-    drafter, params = load_drafter(folder, served)
-    found = {t: job.held_out.acceptance(model.target, drafter, Params(served.params, params), t) for t in TEMPERATURES}
-    sizes = {"drafter": size(params), "target": size(model.params)}
+    params = read_back(folder, recipe, model)
+    found = {t: job.held_out.acceptance(model.target, recipe.drafter, params, t, job.layout) for t in TEMPERATURES}
+    sizes = {"drafter": size(params.drafter), "target": size(model.params)}
     figures = {f"{t:g}": found[t].to_json() for t in TEMPERATURES}
     result = {"end": fitted.end, "step": int(fitted.state.step), "best_step": step, "parameters": sizes, "acceptance": figures}
-    if jax.process_index() == 0:
+    if speaks():
         write_json(job.folder / "final.json", result)
     console.print(f"{fitted.end}; the best was step {step}, and is in {folder}", markup=False, soft_wrap=True)
     console.print(table(config.name, found))
 
 
+def read_back(folder: Path, recipe: Recipe, model: Model) -> Params:
+    """What the first process saved, in all processes; a frozen target is the model's own."""
+
+    def read() -> Params:
+        served = load_tuned(folder, model)
+        return Params(served.params if recipe.joint else None, load_drafter(folder, served)[1])
+
+    found = from_first(read, recipe.specs)
+    return found if recipe.joint else found.replace(target=model.params)
+
+
 def training_of(config: TrainConfig, job: Job, fitted: Fitted) -> dict[str, Any]:
     """What training up to the best step took: positions run, supervised tokens, seconds, operations in products."""
     step, update = int(fitted.best.step), partial(train_step, job.recipe.loss, job.recipe.optimiser)
-    of_step = matmul_flops(update, fitted.state, job.target_params, next(job.data)) * jax.process_count()
+    batch = next(job.data)
+    shares = config.rows // jax.tree.leaves(batch)[0].shape[0]
+    of_step = matmul_flops(update, fitted.state, job.target_params, batch) * shares
     sizes = {"tokens": step * config.rows * config.length, "flops": step * of_step}
     return account(read(job.folder / "metrics.jsonl"), step) | sizes
 

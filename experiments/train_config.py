@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.config import TargetConfig
+from experiments.config import MeshConfig, TargetConfig
 from sdjax.study.prompts import Prompts
 from sdjax.train.joint import Joint
 from sdjax.train.optimiser import Optimiser
@@ -58,14 +58,22 @@ class TrainConfig:
     """Of the drafter's first weights, of the order of the data, and of what the loss draws."""
     save_as: str = "bfloat16"
     """The dtype in which the finished drafter is written."""
+    mesh: MeshConfig = MeshConfig()
+    """How the work is spread over devices: no part of what decides a result, and free to change between launches."""
+    readers: int = 0
+    """Readers of the data, each of which fills as many rows of a batch; 0: one for each process with rows of its own."""
     runs: str = "runs/train"
     """Where run folders are."""
+    checkpoints: str = ""
+    """Where checkpoints are, as gs://… where processes do not share a disk; empty: in the run's folder."""
 
     def __post_init__(self):
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name is {self.name!r}; it names a folder, so it must not be empty, hidden or hold a slash")
         if self.rows % self.optimiser.micro_batches:
             raise ValueError(f"rows is {self.rows}; make it a multiple of micro_batches ({self.optimiser.micro_batches})")
+        if self.readers < 0 or (self.readers and self.rows % self.readers):
+            raise ValueError(f"readers is {self.readers}; rows ({self.rows}) must be a multiple of it (0: found out)")
         if self.features and (self.joint or len(self.features) != len(self.corpora)):
             raise ValueError(
                 f"features has {len(self.features)} folders for {len(self.corpora)} corpora, joint is {self.joint}: give one "

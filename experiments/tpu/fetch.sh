@@ -7,7 +7,7 @@
 source "$(dirname "$0")/common.sh"
 
 needs_bucket
-everywhere "gcloud storage rsync --recursive ~/sdjax/runs $BUCKET/runs"
+everywhere "gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime ~/sdjax/runs $BUCKET/runs"
 call mkdir -p "${1:-runs}"
 call gcloud storage rsync --recursive "$BUCKET/runs" "${1:-runs}"
 everywhere "tail -n 20 ~/sdjax.log"

@@ -4,7 +4,7 @@
 #   gke.sh [--dry-run] cluster
 #   gke.sh [--dry-run] run experiments.decode --config configs/decode/smollm2_humaneval.py
 #
-# IMAGE is a container that holds this repository at /sdjax, with sdjax[tpu] installed.
+# IMAGE is a container that holds this repository at /sdjax, with sdjax[tpu] installed, and gcloud.
 
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
@@ -17,9 +17,9 @@ run)
     [[ $# -gt 0 ]] || fail "say what to run, as in: gke.sh run experiments.decode --config FILE"
     [[ -n $IMAGE ]] || fail "set IMAGE to a container image that holds this repository"
     needs_bucket
-    printf -v words '%q ' "$@"
+    printf -v line '%q' "$(on_host /sdjax python "$@")"
     call xpk workload create --cluster "$TPU" --workload "$TPU-run" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" \
-        --docker-image="$IMAGE" --command "cd /sdjax && $(settings) python -m ${words% }"
+        --docker-image="$IMAGE" --command "bash -c $line"
     ;;
 *) fail "gke.sh knows cluster and run, not '${1:-}'" ;;
 esac

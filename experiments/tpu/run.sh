@@ -10,4 +10,4 @@ source "$(dirname "$0")/common.sh"
 
 [[ $# -gt 0 ]] || fail "say what to run, as in: run.sh experiments.decode --config FILE"
 needs_bucket
-everywhere "$(on_host "$@")"
+everywhere "$(on_host \~/sdjax .venv/bin/python "$@")"

@@ -20,6 +20,7 @@ from sdjax.decode.prefill import prefill
 from sdjax.decode.state import Loop, Params, State, as_integer
 from sdjax.decode.step import step
 from sdjax.mesh.layout import Layout
+from sdjax.mesh.place import on_host
 
 LEAST_ROWS = 256
 MAX_ROUNDS = 1 << 30
@@ -78,19 +79,19 @@ def generate(
     longest = max(map(len, prompts))
     state, lengths = start(loop, prompts, max_new, seeds, capacity, layout, rows_at_first(loop, longest, capacity))
     # Tracing the step now lets a rule refuse the draft before prefill is compiled and run; the trace is used again below.
-    grown = jax.eval_shape(lambda: with_rows(state, next_rows(loop, lengths, state)))
+    grown = jax.eval_shape(partial(with_rows, rows=next_rows(loop, lengths, state)), state)
     run.eval_shape(loop, params, grown, jnp.int32(max_rounds))
     begin = time.perf_counter()
     state = jax.block_until_ready(prefill(loop, params, state, lengths))
     prefill_seconds, decode_seconds = time.perf_counter() - begin, 0.0
-    while not np.all(state.done):
+    while not np.all(on_host(state.done)):
         begin = time.perf_counter()
         state = with_rows(state, next_rows(loop, state.p, state))
         state = jax.block_until_ready(run(loop, params, state, jnp.int32(max_rounds)))
         decode_seconds += time.perf_counter() - begin
         if watch:
             watch(new_tokens(state, prompts))
-    records = jax.device_get(state.records)
+    records = on_host(state.records)
     steps = [Steps.of(records, row) for row in range(len(prompts))]
     return Generation(new_tokens(state, prompts), steps, records, prefill_seconds, decode_seconds)
 
@@ -160,8 +161,8 @@ def rows_at_first(loop: Loop, longest: int, capacity: int) -> int:
 
 def next_rows(loop: Loop, p: Int[Array, " B"], state: State) -> int:
     """Cache rows with room to grow for the longest sequence still running at p, and no more than its end needs."""
-    running = ~np.asarray(state.done)
-    end = min(np.asarray(p)[running].max() + LEAST_ROWS // 2, np.asarray(state.last)[running].max())
+    done, p, last = on_host((state.done, p, state.last))
+    end = min(p[~done].max() + LEAST_ROWS // 2, last[~done].max())
     return min(bucket(int(end) + overhang(loop)), state.tokens.shape[1])
 
 
@@ -195,5 +196,5 @@ def start(
 
 def new_tokens(state: State, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """What has been generated behind each prompt so far."""
-    tokens, p = np.asarray(state.tokens), np.asarray(state.p)
+    tokens, p = on_host((state.tokens, state.p))
     return [tokens[i, len(prompt) : p[i] + 1].tolist() for i, prompt in enumerate(prompts)]

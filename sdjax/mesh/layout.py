@@ -51,6 +51,11 @@ class Rules:
             self.axes(name)
         return Rules(tuple((name, changes.get(name, axes)) for name, axes in self.table))
 
+    def without(self, axis: str, but: str) -> "Rules":
+        """The table with nothing split over one mesh axis, `but` for one logical axis."""
+        kept = lambda name, axes: axes if name == but else tuple(other for other in axes if other != axis)
+        return Rules(tuple((name, kept(name, axes)) for name, axes in self.table))
+
 
 DECODE = Rules(
     (
@@ -85,8 +90,10 @@ class Layout:
     def sharding(self, shape: tuple[int, ...], axes: tuple[str | None, ...], grain: tuple[int, ...] = ()) -> NamedSharding:
         """Splits each dimension by its rule, in multiples of its grain; one that does not divide is not split.
 
-        A mesh axis serves the first dimension that asks for it.
+        A mesh axis serves the first dimension that asks for it. Where there is nothing to split, compilers keep to no rule.
         """
+        if 0 in shape:
+            return NamedSharding(self.mesh, PartitionSpec())
         parts: list[tuple[str, ...] | None] = []
         free = [axis for axis in self.mesh.axis_names if self.mesh.shape[axis] > 1]
         for size, name, unit in zip(shape, axes, grain or (1,) * len(shape), strict=True):

@@ -157,6 +157,7 @@ class Comparison:
                 capacity=capacity,
                 max_rounds=STREAM_ROUNDS if stream else MAX_ROUNDS,
                 watch=(lambda tokens: screen.show(stream, tokens[0])) if stream else None,
+                layout=arm.layout,
             )
         if stream:
             screen.show(stream, made.tokens[0], end=True)

@@ -7,7 +7,10 @@ from typing import Any
 
 from sdjax.core.sampling import Warp
 from sdjax.core.spec import check_params
+from sdjax.decode.place import params_shardings
 from sdjax.decode.state import Loop, Params
+from sdjax.mesh.layout import Layout
+from sdjax.mesh.place import lay_out
 from sdjax.targets.load import Model, load
 from sdjax.train.saved import is_saved, load_drafter
 from sdjax.verify.walk import Walk
@@ -58,11 +61,12 @@ class Promise(StrEnum):
 
 @dataclass(frozen=True)
 class Arm:
-    """One method at one temperature, ready to run."""
+    """One method at one temperature, ready to run; with a `layout`, on its mesh, where the parameters are."""
 
     name: str
     loop: Loop
     params: Params
+    layout: Layout | None = None
 
     @property
     def warp(self) -> Warp:
@@ -85,7 +89,9 @@ class Arm:
         return Promise.TOKENS if self.warp.greedy or isinstance(rule, Walk) else Promise.LAW
 
 
-def arms(methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk: int) -> list[list[Arm]]:
+def arms(
+    methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk: int, layout: Layout | None = None
+) -> list[list[Arm]]:
     """For each temperature the arms to compare, the baseline first. ValueError where the first method drafts anything."""
     if not methods:
         raise ValueError("methods is empty; the first must be plain decoding (NoDraft), the baseline of the others")
@@ -98,7 +104,8 @@ def arms(methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk:
 
     def arm(name: str, warp: Warp) -> Arm:
         drafter, params = ready[name]
-        return Arm(name, Loop(model.target, drafter, methods[name].rule, warp, model.tokenizer.stops, chunk), params)
+        loop = Loop(model.target, drafter, methods[name].rule, warp, model.tokenizer.stops, chunk)
+        return Arm(name, loop, params if layout is None else lay_out(params, params_shardings(layout, loop)), layout)
 
     takes_part = lambda name, warp: methods[name].greedy or not warp.greedy
     return [[arm(name, warp) for name in methods if takes_part(name, warp)] for warp in sampling.warps()]

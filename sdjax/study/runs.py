@@ -17,6 +17,8 @@ from sdjax.core.metrics import Steps
 from sdjax.core.plain import differences as differences
 from sdjax.core.plain import plain_data as plain_data
 from sdjax.core.plain import write_json as write_json
+from sdjax.mesh.start import speaks
+from sdjax.train.hosts import told_by_first
 
 COLUMNS = {"l": "proposed", "reach": "reach", "a": "accepted", "e": "committed", "n": "verified"}
 
@@ -63,7 +65,7 @@ class Record:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run; `open_run` makes or resumes it."""
+    """The folder of one run; `open_run` makes or resumes it. In a pod the first process alone reads and writes it."""
 
     path: Path
 
@@ -73,6 +75,8 @@ class RunFolder:
 
     def append(self, records: Sequence[Record]) -> None:
         """Adds whole lines in one write, and waits until they are on the disk."""
+        if not speaks():
+            return
         lines = "".join(json.dumps(record.to_json(), ensure_ascii=False) + "\n" for record in records)
         with self.results.open("ab", buffering=0) as file:
             file.write(lines.encode())
@@ -80,7 +84,11 @@ class RunFolder:
 
     def read(self) -> list[Record]:
         """All results so far; cuts a half-written last line off the file."""
-        if not self.results.exists():
+        return [Record.from_json(row) for row in told_by_first([record.to_json() for record in self.read_here()])]
+
+    def read_here(self) -> list[Record]:
+        """Those that this process sees."""
+        if not speaks() or not self.results.exists():
             return []
         content = self.results.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
@@ -96,12 +104,13 @@ class RunFolder:
 
     def write(self, name: str, value: Any) -> None:
         """Writes a JSON file: never seen half-written."""
-        write_json(self.path / name, value)
+        if speaks():
+            write_json(self.path / name, value)
 
     def load(self, name: str, default: Any) -> Any:
         """What `write` wrote, or the default."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.exists() else default
+        return told_by_first(json.loads(path.read_text()) if speaks() and path.exists() else default)
 
 
 def open_run(path: Path, resolved: dict[str, Any]) -> RunFolder:
@@ -110,7 +119,7 @@ def open_run(path: Path, resolved: dict[str, Any]) -> RunFolder:
     folder = RunFolder(path)
     resolved = json.loads(json.dumps(resolved))
     known = folder.load("config.json", None)
-    if known is None and folder.results.exists():
+    if known is None and folder.read():
         raise ValueError(f"{path} holds results, but no config.json that says of what; take another name or remove the folder")
     if known is not None and known != resolved:
         changes = "; ".join(differences(known, resolved))

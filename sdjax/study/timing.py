@@ -66,7 +66,7 @@ def warm_up(arm: Arm, shapes: Shapes) -> None:
     """Compiles what decoding these shapes needs, and runs each program once."""
     prompts = [[0]] * shapes.batch
     for first in sorted(shapes.prefill_rows):
-        state, lengths = start(arm.loop, prompts, shapes.max_new, None, shapes.capacity, rows=first)
+        state, lengths = start(arm.loop, prompts, shapes.max_new, None, shapes.capacity, arm.layout, first)
         state = prefill(arm.loop, arm.params, state, lengths)
         jax.block_until_ready([with_rows(state, rows) for rows in shapes.run_rows])
     for rows in sorted(shapes.run_rows):
@@ -159,9 +159,9 @@ class Clocks:
 def prefilled(arm: Arm, prompts: Sequence[Sequence[int]], capacity: int, max_new: int) -> State:
     """The state behind the prompts, with the cache rows that decoding would take."""
     rows = rows_at_first(arm.loop, max(map(len, prompts)), capacity)
-    state, lengths = start(arm.loop, prompts, max_new, None, capacity, rows=rows)
+    state, lengths = start(arm.loop, prompts, max_new, None, capacity, arm.layout, rows)
     state = prefill(arm.loop, arm.params, state, lengths)
-    state = state.replace(done=jnp.zeros_like(state.done))
+    state = state.replace(done=state.done & False)
     return with_rows(state, next_rows(arm.loop, state.p, state))
 
 

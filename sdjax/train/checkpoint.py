@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
 from sdjax.core.plain import differences
@@ -29,23 +30,27 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run: the newest `keep` are kept, and the first of those with the highest τ."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], keep: int = 2):
-        """ValueError for a folder that cannot be written, or that holds a run of another config (naming what differs)."""
+    def __init__(self, folder: epath.Path | Path, config: dict[str, Any], keep: int = 2):
+        """`folder` may be in a bucket: gs://…, which all processes of a pod see.
+
+        ValueError for a folder that cannot be written, or that holds a run of another config (naming what differs).
+        """
         self.folder, self.config = folder, json.loads(json.dumps(config))
         rank = lambda metrics: (metrics["tau"], -metrics["step"])
         policy = managers.AnyPreservationPolicy(
             [managers.LatestN(keep), managers.BestN(get_metric_fn=rank, keep_checkpoints_without_metrics=False, n=1)]
         )
         options = ocp.CheckpointManagerOptions(best_fn=rank, preservation_policy=policy, cleanup_tmp_directories=True)
+        remote = "://" in str(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK):
+            if not remote and not os.access(folder, os.W_OK):
                 raise PermissionError(f"no permission to write to {folder}")
         except OSError as error:
             raise ValueError(
                 f"checkpoints cannot be kept in {folder} ({error}); choose a folder that can be written"
             ) from error
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._manager = ocp.CheckpointManager(folder if remote else folder.absolute(), options=options)
         if self.latest is not None:
             self._check_config(self.latest)
 

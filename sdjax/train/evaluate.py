@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -10,8 +10,11 @@ from typing import Any
 from sdjax.core.metrics import Acceptance, acceptance
 from sdjax.core.sampling import Warp
 from sdjax.decode.generate import generate
+from sdjax.decode.place import params_shardings
 from sdjax.decode.state import Loop, Params
 from sdjax.drafters.base import Drafter
+from sdjax.mesh.layout import DECODE, Layout
+from sdjax.mesh.place import lay_out
 from sdjax.targets.decoder import Decoder
 from sdjax.verify.walk import Walk
 
@@ -35,16 +38,24 @@ class HeldOut:
                 "they must be at least 1, 1 and 2 (the first token comes with prefill)"
             )
 
-    def acceptance(self, target: Decoder, drafter: Drafter, params: Params, temperature: float) -> Acceptance:
-        """Decodes by walking, which is lossless for every drafter. Each prompt's noise is keyed by its place."""
+    def acceptance(
+        self, target: Decoder, drafter: Drafter, params: Params, temperature: float, layout: Layout | None = None
+    ) -> Acceptance:
+        """Decodes by walking, which is lossless for every drafter. Each prompt's noise is keyed by its place.
+
+        With a `layout`, on its mesh by the rules of decoding; the parameters may be there or with every process.
+        """
         loop = Loop(target, drafter, Walk(), Warp(temperature), self.stop, self.chunk)
+        if layout is not None:
+            layout = replace(layout, rules=DECODE)
+            params = lay_out(params, params_shardings(layout, loop))
         longest = max(map(len, self.prompts))
         rows = -(-(max(longest, 1) + self.max_new + drafter.depth + 1 + self.chunk) // self.chunk) * self.chunk
         steps = []
         for start in range(0, len(self.prompts), self.batch):
             part = self.prompts[start : start + self.batch]
             seeds = range(start, start + len(part))
-            steps += generate(loop, params, part, self.max_new, seeds=seeds, capacity=rows).steps
+            steps += generate(loop, params, part, self.max_new, seeds=seeds, capacity=rows, layout=layout).steps
         return acceptance(steps, drafter.depth)
 
 

@@ -1,6 +1,8 @@
 """What the processes of one run tell each other; with a single process nothing is sent."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
 from sdjax.core.types import Batch, Trace
+from sdjax.mesh.start import speaks
 
 
 def gather(value: Any) -> list[Any]:
@@ -23,6 +26,11 @@ def gather(value: Any) -> list[Any]:
     return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
+def told_by_first(value: Any) -> Any:
+    """The first process's JSON data, in all of them."""
+    return gather(value if speaks() else None)[0]
+
+
 def anywhere(flag: bool) -> bool:
     """Whether it is true in any process; all of them must ask."""
     return any(gather(flag))
@@ -34,9 +42,22 @@ def meet(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
-def own_copy(params: Any) -> Any:
-    """Parameters that are the same on every device, on this process's first one: each process then decodes by itself."""
-    return jax.tree.map(lambda x: x.addressable_data(0) if x.is_fully_replicated else x, params)
+@contextmanager
+def first_process_first(name: str) -> Iterator[None]:
+    """The others wait until the first is through: what it has made they find."""
+    if not speaks():
+        meet(name)
+    yield
+    if speaks():
+        meet(name)
+
+
+def from_first(read: Callable[[], Any], specs: Any) -> Any:
+    """What the first process reads, in all of them: the others may not see its files."""
+    if jax.process_count() == 1:
+        return read()
+    found = read() if speaks() else jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
+    return multihost_utils.broadcast_one_to_all(found)
 
 
 def whole_batch(batch: Batch | Trace, sharding: Sharding | None) -> Batch | Trace:

@@ -7,37 +7,27 @@ was found good.
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-from jax.sharding import Sharding
+from etils import epath
 from rich.console import Console
 
 from sdjax.core.plain import write_json
-from sdjax.core.types import Batch, Trace
+from sdjax.mesh.layout import Layout
 from sdjax.train.checkpoint import Checkpoints
 from sdjax.train.evaluate import HeldOut
-from sdjax.train.hosts import anywhere, gather, own_copy, whole_batch
+from sdjax.train.hosts import anywhere, gather, whole_batch
 from sdjax.train.log import Log
+from sdjax.train.place import Step, batch_sharding, sharded_step
+from sdjax.train.readers import Data
 from sdjax.train.recipe import Cadence, Recipe
 from sdjax.train.signals import Asked, asked_to_leave
 from sdjax.train.step import TrainState, train_step
-from sdjax.train.window import Step, Window
-
-
-class Data(Protocol):
-    """Endless batches with an exact position."""
-
-    def __next__(self) -> Batch | Trace: ...
-
-    def position(self) -> dict[str, Any]:
-        """Where the next batch comes from, as JSON data."""
-        ...
-
-    def restore(self, position: dict[str, Any]) -> None:
-        """Goes to a position."""
-        ...
+from sdjax.train.window import Done, Window
 
 
 class End(StrEnum):
@@ -77,8 +67,9 @@ class Fitted:
 class Job:
     """What a run works on. `config` is all that decides its result, as JSON data; it belongs to one folder.
 
-    `sharding` lays batches out over the devices of all processes, each of which gives
-    its own rows; None: this process and its first device are all there is.
+    `layout` says how state and batches, of which each process gives its own rows, lie on a mesh, where state and target
+    are already; None: this process and its first device are all there is. `checkpoints` (None: in `folder`) is a folder
+    that all processes see.
     """
 
     recipe: Recipe
@@ -87,7 +78,14 @@ class Job:
     held_out: HeldOut
     folder: Path
     config: dict[str, Any]
-    sharding: Sharding | None = None
+    layout: Layout | None = None
+    checkpoints: epath.Path | None = None
+
+    def step(self, state: TrainState) -> Step:
+        """One update of states like this one."""
+        if self.layout is None:
+            return partial(train_step, self.recipe.loss, self.recipe.optimiser)
+        return sharded_step(self.layout, self.recipe, state)
 
 
 def fit(job: Job, state: TrainState, console: Console) -> Fitted:
@@ -95,14 +93,15 @@ def fit(job: Job, state: TrainState, console: Console) -> Fitted:
 
     ValueError, before anything compiles, for a folder that cannot be written or holds checkpoints of another config.
     """
-    with closing(Checkpoints(job.folder / "checkpoints", job.config, job.recipe.cadence.keep)) as checkpoints:
+    folder = job.checkpoints or epath.Path(job.folder / "checkpoints")
+    with closing(Checkpoints(folder, job.config, job.recipe.cadence.keep)) as checkpoints:
         if jax.process_index() == 0:
             write_json(job.folder / "config.json", job.config)
         progress = Progress()
         if checkpoints.latest is not None:
             state, run = checkpoints.restore(state)
             progress = Progress(**run["progress"])
-            job.data.restore(run["positions"][jax.process_index()])
+            job.data.restore(run["positions"])
         with closing(Log(job.folder, int(state.step), console)) as log, asked_to_leave() as asked:
             state, progress = run_steps(job, state, progress, checkpoints, log, asked)
         best = checkpoints.restore(state, progress.step).state if progress.step else state
@@ -116,13 +115,13 @@ def run_steps(
     recipe, cadence, steps, step = job.recipe, job.recipe.cadence, job.recipe.optimiser.steps, int(state.step)
     if step:
         log.say(f"going on from step {step} of {steps}")
-    window = Window(job.folder)
+    window, update = Window(job.folder), job.step(state)
+    rows = None if job.layout is None else batch_sharding(job.layout)
     while step < steps and not progress.is_stale(cadence):
         batch = next(job.data)
-        given = whole_batch(batch, job.sharding)
-        state, metrics = train_step(recipe.loss, recipe.optimiser, state, job.target_params, given)
+        state, metrics = update(state, job.target_params, whole_batch(batch, rows))
         step += 1
-        window.add(Step(step, batch, metrics))
+        window.add(Done(step, batch, metrics))
         leaves = is_time_to_leave(asked, step, cadence)
         evaluates = step % cadence.eval_every == 0 or step == steps
         saves = evaluates or leaves or step % cadence.save_every == 0
@@ -134,7 +133,8 @@ def run_steps(
             log.write([{"step": step, "tau": tau}])
             log.say(f"step {step}/{steps}  τ {tau:.3f} on held-out prompts (best: {progress.tau:.3f} at step {progress.step})")
         if saves:
-            checkpoints.save(state, step, {"progress": asdict(progress), "positions": gather(job.data.position())}, tau)
+            positions = reduce(or_, gather(job.data.position()))
+            checkpoints.save(state, step, {"progress": asdict(progress), "positions": positions}, tau)
             window.restart()
         if leaves:
             log.say(f"asked to leave ({asked.name}): saved at step {step}")
@@ -145,8 +145,8 @@ def run_steps(
 
 def measure(job: Job, state: TrainState) -> float:
     """τ at temperature 0 on the held-out prompts."""
-    params = own_copy(job.recipe.decodable(state, job.target_params))
-    return job.held_out.acceptance(job.recipe.target, job.recipe.drafter, params, 0.0).tau
+    params = job.recipe.decodable(state, job.target_params)
+    return job.held_out.acceptance(job.recipe.target, job.recipe.drafter, params, 0.0, job.layout).tau
 
 
 def why(recipe: Recipe, state: TrainState, progress: Progress) -> End:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sdjax.decode.generate import generate
 from sdjax.decode.state import Loop, Params
+from sdjax.mesh.layout import Layout
 from sdjax.targets.tokenizer import Tokenizer
 from sdjax.train.documents import Document, Span
 
@@ -35,16 +36,20 @@ Watch = Callable[[int, int, int], None]  # documents done, documents in all, tok
 
 @dataclass(frozen=True)
 class Writer:
-    """The target, decoding by any loop whose rule keeps its law; at most `max_new` tokens, keyed by `seed` and a name."""
+    """The target, decoding by any loop whose rule keeps its law; at most `max_new` tokens, keyed by `seed` and a name.
+
+    A `layout` says on what mesh, of this process's own devices; the parameters are there.
+    """
 
     loop: Loop
     params: Params
     max_new: int
     seed: int
+    layout: Layout | None = None
 
     def __call__(self, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[int]]:
         seeds = [seed_of(self.seed, name) for name in names]
-        return generate(self.loop, self.params, prompts, self.max_new, seeds=seeds).tokens
+        return generate(self.loop, self.params, prompts, self.max_new, seeds=seeds, layout=self.layout).tokens
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,11 @@ def roll(
         done |= missing.keys()
         if watch:
             watch(len(done), len(requests), sum(len(ids) for i in missing.values() for ids, learnt in texts[i] if learnt))
+    return collect(work, requests)
+
+
+def collect(work: Work, requests: Sequence[Request]) -> list[Document] | None:
+    """The documents in the order of the requests; None where some are not done, or not in this folder."""
     found = work.read()
     return [found[request.id] for request in requests] if all(request.id in found for request in requests) else None
 

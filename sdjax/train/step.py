@@ -78,11 +78,10 @@ def supervised(batch: Batch | Trace) -> Float[Array, ""]:
     return batch.ahead(1)[1].sum()
 
 
-@partial(jax.jit, static_argnames=("loss", "optimiser"), donate_argnames="state")
-def train_step(
-    loss: Loss, optimiser: Optimiser, state: TrainState, target_params: Any, batch: Batch
+def update(
+    loss: Loss, optimiser: Optimiser, state: TrainState, target_params: Any, batch: Batch | Trace
 ) -> tuple[TrainState, Metrics]:
-    """One update; `loss` must be one object throughout a run, or each call compiles anew."""
+    """One update, not compiled."""
     own, rest = split(state.params, state.learnt)
 
     def of_part(own: Any, batch: Batch, key: Key[Array, ""]) -> Value:
@@ -98,7 +97,11 @@ def train_step(
     return state.replace(params=merge(own, rest), optimiser=inner, step=state.step + 1, ema=ema), metrics
 
 
-def accumulate(gradient_of: Callable[[Batch, Any], Any], batch: Batch, key: Key[Array, ""], parts: int) -> Any:
+train_step = jax.jit(update, static_argnames=("loss", "optimiser"), donate_argnames="state")
+"""`update`, compiled; `loss` must be one object throughout a run, or each call compiles anew."""
+
+
+def accumulate(gradient_of: Callable[[Any, Any], Any], batch: Batch | Trace, key: Key[Array, ""], parts: int) -> Any:
     """gradient_of(batch, key), run on `parts` of the batch's rows one after the other.
 
     Each part counts by its supervised tokens: a mean over them becomes the whole batch's. Means over tokens further ahead

@@ -14,7 +14,7 @@ from sdjax.train.step import Metrics
 
 
 @dataclass(frozen=True)
-class Step:
+class Done:
     """One step: its number from 1, what it was given, what came of it."""
 
     number: int
@@ -31,10 +31,10 @@ class Window:
 
     def restart(self) -> None:
         """Begins anew: what the clock saw so far counts for nothing."""
-        self._steps: list[Step] = []
+        self._steps: list[Done] = []
         self._began = time.perf_counter()
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Done) -> None:
         self._steps.append(step)
 
     def read(self) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ class Window:
         self.restart()
         return rows
 
-    def _check(self, step: Step, row: dict[str, Any]) -> None:
+    def _check(self, step: Done, row: dict[str, Any]) -> None:
         if row["supervised"] == 0:
             raise ValueError(
                 f"the batch of step {step.number} has no supervised token; check the loss mask, the chat template and the "

@@ -1,4 +1,4 @@
-"""A mesh decodes what one device decodes, token for token: every drafter, three mesh shapes, with padding rows.
+"""A mesh decodes what one device decodes, token for token: every drafter, three meshes, T = 0 and 1, with padding rows.
 
     make test-mesh      (8 simulated devices: a process of their own)
 
@@ -41,9 +41,14 @@ REAL, NEW, CAPACITY = 5, 14, 64
 SHAPES = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
 
 on_mesh = pytest.mark.skipif(jax.device_count() < 8, reason=f"needs 8 devices (XLA_FLAGS={SIMULATED}): make test-mesh")
-every_shape = pytest.mark.parametrize("shape", SHAPES)
-every_drafter = pytest.mark.parametrize("cls", list(drafter_classes()), ids=lambda cls: cls.__name__)
-at_both_temperatures = pytest.mark.parametrize("temperature", [0.0, 1.0])
+
+
+def cases():
+    """Every drafter on every mesh and at both temperatures, which take turns."""
+    for i, cls in enumerate(drafter_classes()):
+        for j, shape in enumerate(SHAPES):
+            temperature = (i + j) % 2
+            yield pytest.param(cls, float(temperature), shape, id=f"{shape}-{temperature}-{cls.__name__}")
 
 
 def layout_of(shape: str) -> Layout:
@@ -96,9 +101,7 @@ def check(drafter, temperature, shape, target=TARGET):
 
 @pytest.mark.mesh
 @on_mesh
-@every_drafter
-@at_both_temperatures
-@every_shape
+@pytest.mark.parametrize("cls, temperature, shape", cases())
 def test_tokens_are_those_of_one_device(cls, temperature, shape):
     check(cls.tiny(TARGET), temperature, shape)
 
@@ -124,7 +127,7 @@ def test_no_device_holds_more_than_its_part():
 def test_one_case_in_a_process_of_eight_devices():
     """The whole of this file is `make test-mesh`; this is what every run of the tests affords."""
     flags = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SIMULATED}", "JAX_PLATFORMS": "cpu"}
-    case = f"{Path(__file__).relative_to(ROOT)}::test_tokens_are_those_of_one_device[2x4-1.0-TreeDraftModel]"
+    case = f"{Path(__file__).relative_to(ROOT)}::test_tokens_are_those_of_one_device[2x4-1-TreeDraftModel]"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", case]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | flags, capture_output=True, text=True)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]

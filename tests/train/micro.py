@@ -21,6 +21,7 @@ from sdjax.targets.decoder import Decoder
 from sdjax.train.evaluate import HeldOut
 from sdjax.train.loop import Fitted, Job, fit
 from sdjax.train.optimiser import Optimiser
+from sdjax.train.readers import Readers
 from sdjax.train.recipe import Cadence, Recipe
 from sdjax.train.tiny_world import Windows
 
@@ -40,7 +41,7 @@ def target_params():
 
 
 def data():
-    return Windows(TEXT, 4, 16, seed=3)
+    return Readers({0: Windows(TEXT, 4, 16, seed=3)})
 
 
 def begin(recipe=RECIPE):

@@ -1,0 +1,65 @@
+"""One process of a small pod: the target writes a corpus, a drafter is trained on it, and held-out prompts are decoded.
+
+    python -m tests.mesh.pod FOLDER DATA FSDP MODEL
+
+Everything goes through the launchers, in FOLDER. A pod that was killed goes on there, with a mesh of any shape.
+"""
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from experiments.config import DecodeConfig, MeshConfig
+from experiments.decode import decode
+from experiments.rollout import rollout
+from experiments.train import train
+from experiments.train_config import HeldOutConfig, TrainConfig
+from sdjax.drafters.medusa import Medusa
+from sdjax.drafters.no_draft import NoDraft
+from sdjax.mesh.start import join_pod
+from sdjax.study.compare import Decoding
+from sdjax.study.methods import Method, Sampling
+from sdjax.study.prompts import Prompts, load_prompts
+from sdjax.train.optimiser import Optimiser
+from sdjax.train.recipe import Cadence
+from tests.experiments import tiny_rollout
+from tests.experiments.tiny_model import model
+from tests.tiny import TARGET
+
+STEPS = 20
+
+
+def main(folder: Path, mesh: MeshConfig) -> None:
+    letters = model()._replace(name="letters")
+    rolled = replace(tiny_rollout.config(str(folder)), prompts=Prompts(text=tiny_rollout.TEXTS[:16]), batch=4)
+    rollout(rolled, letters)
+    config = TrainConfig(
+        "drafter",
+        Medusa.tiny(TARGET),
+        corpora=(str(folder / "tiny"),),
+        rows=4,
+        length=32,
+        optimiser=Optimiser(steps=STEPS, warmup=2),
+        held_out=HeldOutConfig(Prompts(text=("abc abc", "hello", "what is")), max_new=8, batch=4),
+        cadence=Cadence(log_every=1, save_every=2, eval_every=STEPS),
+        save_as="float32",
+        mesh=mesh,
+        readers=2,
+        runs=str(folder),
+    )
+    train(config, letters)
+    methods = {"plain": Method(NoDraft()), "drafter": Method(weights=str(folder / "drafter" / "drafter"))}
+    decoding = Decoding(max_new=12, batch=4, chunk=16, costs=False)
+    prompts = Prompts(text=("hello hello hel", "abc abc", "what is it?", "a"))
+    compared = DecodeConfig("compared", methods, prompts, Sampling((1.0,)), decode=decoding, mesh=mesh, runs=str(folder))
+    assert decode(compared, load_prompts(prompts), letters) == 0
+
+
+if __name__ == "__main__":
+    join_pod()
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    jax.config.update("jax_default_matmul_precision", "float32")
+    main(Path(sys.argv[1]), MeshConfig(*map(int, sys.argv[2:])))
