@@ -80,7 +80,8 @@ def measure(topology: str, t: int, s: int, dumps: Path) -> dict[str, Any]:
     return found
 
 
-def array(*shape: int) -> jax.ShapeDtypeStruct:
+def array(*shape: int) -> Any:
+    """An abstract bfloat16 array."""
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 

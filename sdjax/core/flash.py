@@ -98,8 +98,8 @@ def over_mesh(kernel: Any, q: Float[Array, "B G n K"], cache: KV, length: Int[Ar
         return there if there and size % math.prod(mesh.shape[axis] for axis in there) == 0 else None
 
     rows, heads = axes(SPLIT[0], q.shape[0]), axes(SPLIT[1], q.shape[1])
-    wide, one = PartitionSpec(rows, heads), PartitionSpec(rows)
-    return jax.shard_map(kernel, in_specs=(wide, KV(wide, wide), one), out_specs=(wide, wide), check_vma=False)(
+    wide: Any = PartitionSpec(rows, heads)
+    return jax.shard_map(kernel, in_specs=(wide, KV(wide, wide), PartitionSpec(rows)), out_specs=(wide, wide), check_vma=False)(
         q, cache, length
     )
 
