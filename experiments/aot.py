@@ -17,11 +17,12 @@ from typing import Any
 import tyro
 
 from experiments.aot_config import AotConfig, Given, chosen, configs, curves
-from experiments.aot_page import cells, page
+from experiments.aot_page import cells, page, step_cells
 from experiments.launch import mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.mesh.layout import DECODE, Rules
 from sdjax.study.plan import compile_loop, place, report
+from sdjax.study.plan_train import examine_step
 from sdjax.study.promises import broken
 from sdjax.study.verify_cost import verify_cost
 
@@ -31,7 +32,7 @@ def main(given: Given) -> int:
     for folder in (given.reports, given.curves):
         folder.mkdir(parents=True, exist_ok=True)
     faults = sum(of_config(config, given) for config in configs(given))
-    given.reports.with_suffix(".md").write_text(page(given.reports, given.curves), encoding="utf-8")
+    given.reports.with_suffix(".md").write_text(page(given), encoding="utf-8")
     return faults
 
 
@@ -47,7 +48,7 @@ def compiled_and_written(config: AotConfig, name: str, folder: Path) -> int:
     """One case: its file, its line on the screen, and how many faults it has."""
     found = examine(config, name)
     write_json(folder / f"{config.name}-{name}.json", found)
-    print(" · ".join(cells(found)), flush=True)
+    print(" · ".join(step_cells(found) if name in config.steps else cells(found)), flush=True)
     for fault in found["faults"]:
         print(f"  fault: {fault}")
     return len(found["faults"])
@@ -62,11 +63,13 @@ def written(config: AotConfig, topology: str, given: Given) -> None:
 
 
 def examine(config: AotConfig, name: str, rules: Rules = DECODE) -> dict[str, Any]:
-    """Compiles one case; everything that the compiler says of it, for one chip, and the promises it breaks."""
+    """Compiles one case, a step of decoding or of training; all that the compiler says of it, and the promises it breaks."""
+    named = {"case": name, "target": config.name}
+    if name in config.steps:
+        return named | examine_step(config.target, config.steps[name])
     case = config.cases[name]
     placed = place(config.target, case, rules)
     compiled = compile_loop(placed)
-    named = {"case": name, "target": config.name}
     return named | report(case, placed, compiled) | {"faults": broken(case, placed, compiled)}
 
 

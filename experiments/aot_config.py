@@ -7,14 +7,17 @@ from typing import Literal
 from experiments.config import config_files, find_config, load_file
 from experiments.launch import ROOT
 from sdjax.study.plan import Case
+from sdjax.study.plan_train import TrainCase
 from sdjax.study.verify_cost import WIDTHS
 from sdjax.targets.decoder import Decoder
 
 
 @dataclass(frozen=True)
 class AotConfig:
-    """A target and its cases. `curves` are topologies, each in so many groups of chips, for which the cost of wider passes is
-    asked for; a step of the smaller model `draft` is the price of a draft there.
+    """A target, its cases of decoding, and training steps.
+
+    `curves` are topologies, each in so many groups of chips, for which the cost of wider passes is asked for; a step of the
+    smaller model `draft` is the price of a draft there.
     """
 
     name: str
@@ -22,6 +25,7 @@ class AotConfig:
     draft: Decoder
     cases: dict[str, Case]
     curves: dict[str, int] = field(default_factory=dict)
+    steps: dict[str, TrainCase] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Given:
     """where a case's file goes; the page stands beside the folder"""
     curves: Path = ROOT / "experiments" / "tables" / "verify_cost"
     """where a curve's file goes"""
+    attention: Path = ROOT / "experiments" / "tables" / "attention"
+    """where experiments.aot_attention leaves its files"""
 
 
 def configs(given: Given) -> list[AotConfig]:
@@ -54,11 +60,10 @@ def chosen(config: AotConfig, given: Given) -> list[str]:
     """The cases that were asked for; ValueError where a config was named and there are none."""
     if given.only not in ("all", "cases"):
         return []
-    names = [
-        name for name, case in config.cases.items() if given.case in (None, name) and given.topology in (None, case.topology)
-    ]
+    cases: dict[str, Case | TrainCase] = {**config.cases, **config.steps}
+    names = [name for name, case in cases.items() if given.case in (None, name) and given.topology in (None, case.topology)]
     if not names and given.config is not None:
-        wanted, there = given.case or "", ", ".join(config.cases)
+        wanted, there = given.case or "", ", ".join(cases)
         raise ValueError(f"no case {wanted!r} on {given.topology or 'any machine'} in {config.name}; there are {there}")
     return names
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.aot_config import Given
 from sdjax.mesh.chips import GIB
 from sdjax.study.plan import SCOPES, UNNAMED
 
@@ -40,6 +41,24 @@ COLLECTIVES = """## Exchanges between chips, one step
 Counted in the compiled text by part of the step (the target's pass, propose, judge, observe; in a loop the compiler forgets
 which of the last three it was); those in an inner loop are counted once, however often it runs.
 """
+STEPS = """## A training step
+
+The frozen target's states are made in the step. Parameters are split at rest over fsdp and gathered where they are needed;
+exchanges in a loop are counted once, however often it runs.
+"""
+STEP_COLUMNS = (
+    "target",
+    "case",
+    "machine (data×fsdp×model)",
+    "drafter",
+    "rows × length",
+    "HBM of a chip",
+    "fits",
+    "GFLOP",
+    "ms a step",
+    "exchanges",
+    "s to compile",
+)
 CURVES = """## What a wider pass costs
 
 t(n) / t(1) for one sequence in each group of chips, with 4,096 cache rows, and c, a step of the draft model, in plain steps:
@@ -47,15 +66,31 @@ estimates from programs of two depths (all layers are alike). `python -m experim
 experiments/tables/verify_cost/FILE` chooses a tree by one.
 """
 
+ATTENTION = """## Attention over a long cache
 
-def page(reports: Path, curves: Path) -> str:
+Microseconds for one kv head, four query heads and one sequence (`python -m experiments.aot_attention`): `core.attention`, the
+default; JAX's `dot_product_attention` for cache and staged rows, merged by log-sum-exp; the kernel of `core.flash` for the
+committed part, by its final schedule; and reading the cache's rows once, which none can beat. For one token over a long cache
+XLA is at that bound, and JAX's own form is nowhere much faster than the default: no switch for either. Wide passes are bound
+by the softmax of their scores; there `Decoder(flash=True)` takes the kernel.
+"""
+ATTENTION_COLUMNS = ("chip", "tokens", "cache rows", "default", "JAX's own", "kernel", "reading the cache")
+
+
+def page(given: Given) -> str:
     """The whole page."""
-    cases, costs = read(reports), read(curves)
+    reports, costs, attention = read(given.reports), read(given.curves), read(given.attention)
+    cases, steps = ([r for r in reports if ("rows" in r) is training] for training in (False, True))
     parts = [HEAD, table(COLUMNS, map(cells, cases)), COLLECTIVES]
     parts.append("\n".join(f"- {r['target']} {r['case']}: {exchanged(r)}" for r in cases if "collectives" in r) + "\n")
+    if steps:
+        parts += [STEPS, table(STEP_COLUMNS, map(step_cells, steps))]
     if costs:
         columns = ["target", "machine", "c", *(f"t({n})" for n in costs[0]["tokens"])]
         parts += [CURVES, table(columns, map(curve_cells, costs))]
+    if attention:
+        rows = [attention_cells(found["topology"], cell) for found in attention for cell in found["cells"]]
+        parts += [ATTENTION, table(ATTENTION_COLUMNS, rows)]
     return "\n".join(parts)
 
 
@@ -70,22 +105,33 @@ def table(columns: Sequence[str], rows: Any) -> str:
 
 
 def cells(found: dict[str, Any]) -> list[str]:
-    """A case as a row."""
-    memory, hbm = found["memory"]["total"], found["hbm"]
+    """A case of decoding as a row."""
     machine = f"{found['topology']} ({found['mesh']['data']}×{found['mesh']['model']})"
     work = f"{found['drafter']} {found['nodes']}, {found['rule']}, T={found['temperature']:g}"
-    load = f"{found['batch']} × {found['context']:,}"
-    row = [found["target"], found["case"], machine, work, load, f"{memory / GIB:.1f} of {hbm / GIB:.0f} GiB"]
-    if "collectives" not in found:
-        return [*row, f"no: {(memory - hbm) / GIB:.1f} GiB too much", "", "", "", f"{found['seconds_to_compile']:.0f}"]
-    return [
-        *row,
-        f"{1 - memory / hbm:.0%} free",
-        f"{found['flops'] / 1e9:.1f}",
-        f"{found['bytes'] / 1e9:.2f}",
-        f"{found['step_seconds'] * 1e3:.2f}",
-        f"{found['seconds_to_compile']:.0f}",
-    ]
+    row = [found["target"], found["case"], machine, work, f"{found['batch']} × {found['context']:,}", *memory(found)]
+    if "flops" not in found:
+        return [*row, "", "", "", f"{found['seconds_to_compile']:.0f}"]
+    figures = [f"{found['flops'] / 1e9:.1f}", f"{found['bytes'] / 1e9:.2f}", f"{found['step_seconds'] * 1e3:.2f}"]
+    return [*row, *figures, f"{found['seconds_to_compile']:.0f}"]
+
+
+def step_cells(found: dict[str, Any]) -> list[str]:
+    """A training step as a row."""
+    machine = f"{found['topology']} ({'×'.join(str(found['mesh'][axis]) for axis in ('data', 'fsdp', 'model'))})"
+    load = f"{found['rows']} × {found['length']:,}"
+    row = [found["target"], found["case"], machine, found["drafter"], load, *memory(found)]
+    if "flops" not in found:
+        return [*row, "", "", "", f"{found['seconds_to_compile']:.0f}"]
+    exchanges = ", ".join(f"{e['count']} {e['kind']} ({e['bytes'] / 1e6:,.0f} MB)" for e in found["exchanged"])
+    figures = [f"{found['flops'] / 1e9:,.0f}", f"{found['step_seconds'] * 1e3:,.0f}", exchanges or "none"]
+    return [*row, *figures, f"{found['seconds_to_compile']:.0f}"]
+
+
+def memory(found: dict[str, Any]) -> list[str]:
+    """What a program needs of a chip, and whether there is as much."""
+    total, hbm = found["memory"]["total"], found["hbm"]
+    fits = f"{1 - total / hbm:.0%} free" if "flops" in found else f"no: {(total - hbm) / GIB:.1f} GiB too much"
+    return [f"{total / GIB:.1f} of {hbm / GIB:.0f} GiB", fits]
 
 
 def exchanged(found: dict[str, Any]) -> str:
@@ -102,3 +148,10 @@ def curve_cells(cost: dict[str, Any]) -> list[str]:
     """A curve as a row."""
     machine = f"{cost['topology']}, {cost['data']} group{'s' * (cost['data'] > 1)}"
     return [cost["target"], machine, f"{cost['draft']:.2f}", *(f"{t:.2f}" for t in cost["verify"])]
+
+
+def attention_cells(topology: str, cell: dict[str, Any]) -> list[str]:
+    """A width and a length as a row."""
+    names = "attend", "dot_product_attention", "kernel", "reading"
+    times = [f"{cell[name]:.1f}" if name in cell else "" for name in names]
+    return [topology.partition(":")[0], str(cell["tokens"]), f"{cell['rows']:,}", *times]

@@ -2,6 +2,8 @@
 
     python -m experiments.aot --config configs/aot/llama31_8b.py
 
+And EAGLE-3's training step on 64 chips of v5p, a text of 2048 tokens a chip, as published.
+
 Expect two all-reduces a layer. On v5e a batch of 64 at 32k does not fit: its caches alone are 256 GiB, the machine has 128.
 """
 
@@ -13,6 +15,7 @@ from sdjax.drafters.head import DraftHead
 from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.plan import Case
+from sdjax.study.plan_train import TrainCase
 from sdjax.trees.published import named_tree
 
 
@@ -31,9 +34,10 @@ def get_config() -> AotConfig:
             "eagle3": Case(v5e, eagle3),
             "medusa-b8": Case(v5e, medusa, batch=8),
             "dflash-b8-32k": Case(v5e, dflash, batch=8, context=32_768),
-            "eagle3-b64": Case(v6e, eagle3, batch=64, data=2),
+            "eagle3-b8": Case(v6e, eagle3, batch=8, data=2),
             "medusa-32k": Case(v6e, medusa, context=32_768),
             "dflash-b8-sampled": Case(v6e, dflash, batch=8, temperature=1.0),
         },
+        steps={"train-eagle3": TrainCase("v5p:4x4x4", eagle3, rows=64, length=2048, fsdp=8)},
         curves={v5e: 1, v6e: 1},
     )

@@ -50,6 +50,7 @@ class Compiled:
 def tpu_devices(topology: str) -> Any:
     """The devices of a topology such as v5e:2x4; ValueError without libtpu, or for a shape that does not exist."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server is asked what machine this is
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is held: several processes may compile at once
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     try:

@@ -74,7 +74,8 @@ def place(target: Decoder, case: Case, rules: Rules = DECODE, devices: Any = Non
 
 def compile_loop(placed: Placed) -> Compiled:
     """The whole loop of `generate`, as it is called there."""
-    return compile_ahead(run, placed.loop, placed.params, placed.state, jax.ShapeDtypeStruct((), jnp.int32), loop=True)
+    with jax.set_mesh(placed.layout.mesh):
+        return compile_ahead(run, placed.loop, placed.params, placed.state, jax.ShapeDtypeStruct((), jnp.int32), loop=True)
 
 
 def report(case: Case, placed: Placed, compiled: Compiled) -> dict[str, Any]:

@@ -22,7 +22,7 @@ NAMES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32", "uint32": "u32", 
 
 def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
     """All faults of a case."""
-    faults = too_full(case, compiled)
+    faults = full(case.topology, case.fits, compiled)
     if not compiled.fits:
         return faults
     for find in (copied, kept_twice, moved, gathered, too_many_reductions):
@@ -79,11 +79,11 @@ def too_many_reductions(placed: Placed, compiled: Compiled) -> list[str]:
     return [f"{len(found)} all-reduces in the target's pass; {most} are promised"] if len(found) > most else []
 
 
-def too_full(case: Case, compiled: Compiled) -> list[str]:
-    """Less than a tenth of HBM left where the case is marked to fit."""
-    hbm = chip_of(case.topology).hbm
+def full(topology: str, fits: bool, compiled: Compiled) -> list[str]:
+    """Less than a tenth of a chip's HBM left where that is promised."""
+    hbm = chip_of(topology).hbm
     free = 1 - compiled.memory.total / hbm
-    if not case.fits or (compiled.fits and free >= FREE):
+    if not fits or (compiled.fits and free >= FREE):
         return []
     return [f"{compiled.memory.total / GIB:.1f} GiB of {hbm / GIB:.0f}: {free:.0%} are left, {FREE:.0%} are promised"]
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.attention import attend, block_mask, cache_mask
 from sdjax.core.cache import KV, Cache, Staged, empty_cache
+from sdjax.core.flash import attend_wide
 from sdjax.core.linear import linear, product, table_rows
 from sdjax.core.pack import Pack
 from sdjax.core.spec import Spec, normal, ones, zeros
@@ -40,7 +41,8 @@ class Decoder:
     `windows` holds a sliding window per layer (None: all positions); empty means no layer has one.
     `dtype` is that of weights, activations and caches; norms, softmax and logits are float32. `weights`, where given, is
     the matrices' own type: bfloat16 ones among float32 activations, which are rounded for each product, are what CPUs with
-    matrix units run fastest.
+    matrix units run fastest. `flash` lets wide passes on a TPU read long caches by a kernel (`core.flash`); on a mesh it asks
+    for `jax.set_mesh`.
     """
 
     vocab: int
@@ -61,6 +63,7 @@ class Decoder:
     max_position: int = 8192
     dtype: str = "float32"
     weights: str | None = None
+    flash: bool = False
 
     def __post_init__(self):
         for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_width", "ffw", "max_position"):
@@ -215,7 +218,7 @@ class Decoder:
         if pack:
             q, new = pack.spread(q), jax.tree.map(lambda x: jnp.swapaxes(pack.spread(jnp.swapaxes(x, 1, 2)), 1, 2), new)
         block = new if scratch is None else jax.tree.map(lambda old, new: jnp.concatenate([old, new], 2), scratch, new)
-        mixed = attend(q, cache, masks[0], block, masks[1], self.head_width**-0.5)
+        mixed = (attend_wide if self.flash else attend)(q, cache, masks[0], block, masks[1], self.head_width**-0.5)
         mixed = mixed.reshape(*q.shape[:2], -1)
         return linear(pack.take(mixed) if pack else mixed, p["o"], p.get("o_bias")), new
 

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (the tpu extra)"),
 ]
 CONFIGS = {config.name: config for config in configs(Given())}
-NAMED = [(config, case) for config in CONFIGS for case in CONFIGS[config].cases]
+NAMED = [(config, case) for config in CONFIGS for case in (*CONFIGS[config].cases, *CONFIGS[config].steps)]
 
 
 def test_there_are_at_most_sixteen():
@@ -27,4 +27,4 @@ def test_a_named_case_keeps_its_promises(config, case):
     """One that is marked not to fit is answered by how much it is too large."""
     report = examine(CONFIGS[config], case)
     assert report["faults"] == []
-    assert report["fits"] == ("collectives" in report)
+    assert report["fits"] == ("flops" in report)

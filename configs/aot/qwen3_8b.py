@@ -1,0 +1,22 @@
+"""DFlash's training step for Qwen3-8B on 256 chips of v6e: 512 anchors in each text of 3072 tokens, one text a chip.
+
+    python -m experiments.aot --config configs/aot/qwen3_8b.py
+
+The paper states lengths and anchors, not its batch; SpecForge's recipe has four texts a GPU.
+"""
+
+from configs.shapes import QWEN3_06B, QWEN3_8B
+from experiments.aot_config import AotConfig
+from sdjax.drafters.block import Block, spread_taps
+from sdjax.study.plan_train import TrainCase
+
+
+def get_config() -> AotConfig:
+    dflash = Block.dflash(spread_taps(36), mask_token=151_669)
+    return AotConfig(
+        name="qwen3_8b",
+        target=QWEN3_8B,
+        draft=QWEN3_06B,
+        cases={},
+        steps={"train-dflash": TrainCase("v6e:16x16", dflash, rows=256, length=3072, fsdp=8)},
+    )

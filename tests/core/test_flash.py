@@ -1,0 +1,53 @@
+"""The TPU's kernel, interpreted, is the reference attention."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sdjax.core.attention import attend, cache_mask
+from sdjax.core.cache import KV
+from sdjax.core.flash import BLOCK, attend_flash, pays
+
+SCALE = 0.3
+
+
+def inputs(rows=2 * BLOCK, t=9, heads=4, groups=2, width=16):
+    """Three sequences: an empty cache, one that ends within a block, a full one; trees of different shapes."""
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+    normal = lambda *shape: jax.random.normal(next(keys), shape)
+    q = 3 * normal(3, t, heads, width)
+    cache, block = (KV(normal(3, groups, n, width), normal(3, groups, n, width)) for n in (rows, t))
+    length = jnp.array([0, BLOCK + 5, rows])
+    mask = jax.random.bernoulli(next(keys), 0.5, (3, t, t)) | jnp.eye(t, dtype=bool)
+    return q, cache, length, block, mask
+
+
+def reference(q, cache, length, block, mask):
+    positions = length[:, None] + jnp.arange(q.shape[1])
+    return attend(q, cache, cache_mask(length, cache.k.shape[2], positions, None), block, mask, SCALE)
+
+
+def test_it_equals_the_reference():
+    given = inputs()
+    np.testing.assert_allclose(attend_flash(*given, SCALE, interpret=True), reference(*given), atol=2e-5)
+
+
+def test_rows_behind_the_length_leave_no_trace():
+    q, cache, length, block, mask = inputs()
+    behind = (jnp.arange(cache.k.shape[2]) >= length[:, None])[:, None, :, None]
+    poisoned = jax.tree.map(lambda x: jnp.where(behind, 1e4, x), cache)
+    clean, dirty = (attend_flash(q, kept, length, block, mask, SCALE, interpret=True) for kept in (cache, poisoned))
+    np.testing.assert_array_equal(clean, dirty)
+
+
+def test_a_shared_mask_serves_all_sequences():
+    q, cache, length, block, mask = inputs()
+    shared = attend_flash(q, cache, length, block, mask[:1], SCALE, interpret=True)
+    np.testing.assert_allclose(shared, reference(q, cache, length, block, mask[:1]), atol=2e-5)
+
+
+@pytest.mark.parametrize("t, rows, says", [(1, BLOCK, False), (60, BLOCK, True), (60, BLOCK + 8, False), (600, BLOCK, False)])
+def test_it_is_for_wide_passes_over_whole_blocks(t, rows, says):
+    cache = KV(*[jax.ShapeDtypeStruct((1, 2, rows, 16), jnp.float32)] * 2)
+    assert pays(t, 8, cache) is says
