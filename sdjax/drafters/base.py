@@ -13,7 +13,8 @@ class Drafter(Protocol):
     """Who guesses. The loop never knows which one runs; a new family is one file and one config.
 
     Between two steps the state covers exactly positions 0..p-1, made from committed tokens and the target's
-    features alone (but for a `Pace`, which remembers how drafts went). `propose` reads it, and returns a draft and its scratch; `observe` extends it.
+    features alone (but for a `Pace`, which remembers how drafts went). `propose` reads it, and returns a draft and its
+    scratch; `observe` extends it.
     """
 
     @property
