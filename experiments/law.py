@@ -52,7 +52,8 @@ class Question:
     """Which rule, on which model, for a draft drawn how."""
 
     rule: str
-    """walk, token, block, recursive, kseq, kseq-k, traversal, best-path; lossy: typical, lenience, approximate"""
+    """walk, token, block, recursive, kseq, kseq-k, traversal, best-path, self-selection;
+    lossy: typical, lenience, approximate"""
     tree: str
     """children at each depth (2x2), or a JSON list of rank paths ([[0], [1], [0, 0]])"""
     law: Law | None = None

@@ -132,24 +132,23 @@ def test_masks_are_drawn_at_the_block_s_rate():
     assert model.noised(trace, jax.random.key(1)).whole.sum() < model.noised(trace, jax.random.key(1)).learnt.sum()
 
 
-def guessed(surprise, **changes):
-    """One block of given surprises."""
-    surprise = jnp.asarray(surprise, jnp.float32)[None, None]
-    ones = jnp.ones(surprise.shape)
-    noised = Noised(jnp.zeros((1, 1), int), jnp.zeros(surprise.shape, int), ones, ones > 0, jnp.ones((1, 1)))
+def guessed(*surprises, **changes):
+    """A row of blocks of given surprises, masked whole where nothing else is said."""
+    surprise = jnp.asarray(surprises, jnp.float32)[None]
+    ones, place = jnp.ones(surprise.shape), jnp.zeros(surprise.shape[:2], int)
+    noised = Noised(place, jnp.zeros(surprise.shape, int), ones, ones > 0, jnp.ones(place.shape))
     return noised.replace(**changes), Guesses(surprise, jnp.zeros(surprise.shape, int))
 
 
 def test_the_diffusion_loss_weighs_by_one_over_the_rate():
-    """Over all masks of a block at rate t, Σ w · loss is the whole block's loss on the mean: the bound is unbiased."""
-    surprise, rate, total = np.array([0.3, 2.0, 0.7]), 0.4, 0.0
+    """Over all masks of a block, beside one that is masked whole, Σ w · loss is both blocks' loss on the mean."""
+    part, whole, rate, total = np.array([0.3, 2.0, 0.7]), np.array([1.0, 0.1, 0.4]), 0.4, 0.0
     for masked in product([True, False], repeat=3):
-        noised, guesses = guessed(surprise, masked=jnp.array(masked)[None, None], rate=jnp.full((1, 1), rate))
-        weight = sum(masked) / rate
-        found = float(diffusion_loss(noised, guesses)) * weight
-        np.testing.assert_allclose(found, surprise[list(masked)].sum() / rate, rtol=1e-5)
-        total += found * rate ** sum(masked) * (1 - rate) ** (3 - sum(masked))
-    np.testing.assert_allclose(total, surprise.sum(), rtol=1e-5)
+        masks = jnp.array([[masked, (True,) * 3]])
+        noised, guesses = guessed(part, whole, masked=masks, rate=jnp.array([[rate, 1.0]]))
+        weights = sum(masked) / rate + 3
+        total += float(diffusion_loss(noised, guesses)) * weights * rate ** sum(masked) * (1 - rate) ** (3 - sum(masked))
+    np.testing.assert_allclose(total, part.sum() + whole.sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("q", [(0.9, 0.5, 0.2), (0.5, 0.0, 0.7)])

@@ -9,7 +9,7 @@ from sdjax.drafters.pace import Controller
 
 @pytest.mark.parametrize("controller", [Controller(20, 30), Controller(1, 9, growth=2, rate=0.25)])
 def test_the_controller_is_its_rule(controller):
-    random, batch = np.random.default_rng(0), 6
+    random, batch = np.random.default_rng(0), 32
     pace, lengths = controller.begin(batch), set()
     mean = np.full((2, batch), controller.longest, np.float64)
     for _ in range(40):
