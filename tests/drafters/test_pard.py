@@ -55,6 +55,11 @@ def test_training_sees_what_drafting_sees(drafter):
     check_parity(drafter, lag=0)
 
 
+def test_a_chain_that_hangs_one_row_too_early_is_seen():
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        check_parity(PAPER, lag=1)
+
+
 def test_a_draft_is_the_models_own_pass_over_masks_as_tokens():
     """PARD's definition: the last logits of a language model behind the text and three tokens that stand for masks."""
     params, (draft, _) = random_params(PAPER), drafted(PAPER)
