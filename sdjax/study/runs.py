@@ -119,7 +119,7 @@ def open_run(path: Path, resolved: dict[str, Any]) -> RunFolder:
     folder = RunFolder(path)
     resolved = json.loads(json.dumps(resolved))
     known = folder.load("config.json", None)
-    if known is None and folder.read():
+    if known is None and told_by_first(folder.results.exists()):
         raise ValueError(f"{path} holds results, but no config.json that says of what; take another name or remove the folder")
     if known is not None and known != resolved:
         changes = "; ".join(differences(known, resolved))

@@ -1,9 +1,11 @@
 """Configs: files, overrides, and what a wrong one is told."""
 
+import jax
 import pytest
 
-from experiments.config import config_files, find_config, load_file, parse
+from experiments.config import MeshConfig, config_files, find_config, load_file, parse
 from experiments.decode import main
+from sdjax.mesh.layout import TRAIN
 from sdjax.study.methods import Method, Sampling, arms
 from sdjax.study.prompts import Prompts
 from tests.experiments.tiny_model import config, model
@@ -97,3 +99,11 @@ def test_weights_for_a_drafter_that_takes_none(tmp_path):
 
 def test_prompts_is_frozen():
     assert hash(Prompts()) == hash(Prompts())
+
+
+def test_a_mesh_that_the_devices_do_not_make_is_refused():
+    with pytest.raises(ValueError, match="fsdp and model must be ≥ 1"):
+        MeshConfig(fsdp=0)
+    with pytest.raises(ValueError, match="takes 6 devices, but there are 1"):
+        MeshConfig(1, 3, 2).layout(TRAIN, jax.devices()[:1])
+    assert MeshConfig().layout(TRAIN, jax.devices()[:1]) is None
