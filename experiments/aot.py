@@ -21,9 +21,8 @@ from experiments.aot_page import cells, page, step_cells
 from experiments.launch import mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.mesh.layout import DECODE, Rules
-from sdjax.study.plan import compile_loop, place, report
+from sdjax.study import promises
 from sdjax.study.plan_train import examine_step
-from sdjax.study.promises import broken
 from sdjax.study.verify_cost import verify_cost
 
 
@@ -67,10 +66,7 @@ def examine(config: AotConfig, name: str, rules: Rules = DECODE) -> dict[str, An
     named = {"case": name, "target": config.name}
     if name in config.steps:
         return named | examine_step(config.target, config.steps[name])
-    case = config.cases[name]
-    placed = place(config.target, case, rules)
-    compiled = compile_loop(placed)
-    return named | report(case, placed, compiled) | {"faults": broken(case, placed, compiled)}
+    return named | promises.examine(config.target, config.cases[name], rules)
 
 
 if __name__ == "__main__":

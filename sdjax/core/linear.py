@@ -41,7 +41,8 @@ def halves(x: Float[Array, "... i"], w: Float[Array, "o i"], dtype: jnp.dtype) -
     """The product of factors rounded to bfloat16, summed in float32, as `dtype`; the same for its gradient."""
     there = partial(jnp.einsum, "...i,oi->...o", preferred_element_type=dtype)
     on_cpu = lambda x, w: in_fours(row_major, x, w).astype(dtype)
-    return lax.platform_dependent(x.astype(w.dtype), w, cpu=on_cpu, tpu=partial(in_fours, there), default=there)
+    on_tpu = there if math.prod(x.shape[:-1]) >= FEWEST else partial(in_fours, there)
+    return lax.platform_dependent(x.astype(w.dtype), w, cpu=on_cpu, tpu=on_tpu, default=there)
 
 
 def halves_forward(x: Array, w: Array, dtype: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
@@ -70,9 +71,7 @@ def in_fours(times: Callable[..., Array], x: Float[Array, "... i"], w: Float[Arr
     """times(x, w), which is x Wᵀ, with at least FEWEST rows, the missing ones zeros."""
     *batch, width = x.shape
     rows = math.prod(batch)
-    if rows >= FEWEST:
-        return times(x, w)
-    padded = jnp.pad(x.reshape(rows, width), ((0, FEWEST - rows), (0, 0)))
+    padded = jnp.pad(x.reshape(rows, width), ((0, max(FEWEST - rows, 0)), (0, 0)))
     return times(padded, w)[:rows].reshape(*batch, -1)
 
 

@@ -13,7 +13,7 @@ import jax
 from jax.experimental import topologies
 
 from sdjax.mesh.chips import Chip
-from sdjax.mesh.hlo import Program, read_program
+from sdjax.mesh.hlo import Instruction, Program, read_program
 
 OVER = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT])\b")  # two ways of saying how much is needed
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -31,7 +31,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of one program, for one chip; `memory.total` is all that is known of one that is too large."""
+    """What the compiler says of one program, for one chip; `memory.total` is all that is known of one that is too large.
+
+    `outside` are the exchanges between chips that stand around the loop that `program` is the body of.
+    """
 
     memory: Memory
     fits: bool
@@ -41,6 +44,7 @@ class Compiled:
     lower_seconds: float
     compile_seconds: float
     output_shardings: Any
+    outside: tuple[Instruction, ...] = ()
 
     def seconds(self, chip: Chip) -> float:
         """The longer of the compiler's cycles and of reading every argument from HBM once (weights and caches)."""
@@ -79,6 +83,8 @@ def compile_ahead(function: Any, *arguments: Any, loop: bool = False) -> Compile
     except jax.errors.JaxRuntimeError as error:
         return too_large(error, lower_seconds, time.perf_counter() - begin)
     compile_seconds = time.perf_counter() - begin
+    text = compiled.as_text()
+    around = [i for i in read_program(text).collectives if not i.looped] if loop else []
     stats, cost = compiled.memory_analysis(), compiled.cost_analysis()
     total = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes + stats.temp_size_in_bytes
     return Compiled(
@@ -86,10 +92,11 @@ def compile_ahead(function: Any, *arguments: Any, loop: bool = False) -> Compile
         fits=True,
         flops=cost["flops"],
         bytes=cost["bytes accessed"],
-        program=read_program(compiled.as_text(), loop),
+        program=read_program(text, loop),
         lower_seconds=lower_seconds,
         compile_seconds=compile_seconds,
         output_shardings=compiled.output_shardings,
+        outside=tuple(around),
     )
 
 

@@ -91,6 +91,7 @@ def report(case: Case, placed: Placed, compiled: Compiled) -> dict[str, Any]:
         "compiler": compiler(),
         "hbm": chip.hbm,
         "memory": asdict(compiled.memory),
+        "parts": parts(placed),
         "seconds_to_compile": round(compiled.lower_seconds + compiled.compile_seconds, 1),
     }
     if not compiled.fits:
@@ -103,6 +104,22 @@ def report(case: Case, placed: Placed, compiled: Compiled) -> dict[str, Any]:
         "cycles": compiled.program.cycles,
         "step_seconds": compiled.seconds(chip),
     }
+
+
+def parts(placed: Placed) -> dict[str, int]:
+    """Bytes on one chip of what goes into the loop."""
+    held = {
+        "target": placed.params.target,
+        "drafter": placed.params.drafter,
+        "target's cache": placed.state.cache,
+        "drafter's state": placed.state.drafter,
+    }
+    return {name: sum(map(size_on_chip, jax.tree.leaves(tree))) for name, tree in held.items()}
+
+
+def size_on_chip(x: Any) -> int:
+    """Bytes of a placed array on one chip."""
+    return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
 
 
 def collectives_of(compiled: Compiled) -> list[dict[str, Any]]:

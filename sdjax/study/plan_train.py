@@ -17,8 +17,8 @@ from sdjax.drafters.base import Trainable
 from sdjax.mesh.ahead import Compiled, abstract, compile_ahead, tpu_devices
 from sdjax.mesh.chips import chip_of
 from sdjax.mesh.layout import TRAIN, Layout, make_mesh
-from sdjax.study.plan import compiler
-from sdjax.study.promises import IN_PLACE, full, size_on_chip
+from sdjax.study.plan import compiler, size_on_chip
+from sdjax.study.promises import IN_PLACE, full
 from sdjax.targets.decoder import Decoder
 from sdjax.train.optimiser import Optimiser
 from sdjax.train.place import batch_sharding, sharded_step, state_shardings

@@ -13,11 +13,20 @@ import jax.numpy as jnp
 
 from sdjax.mesh.ahead import Compiled
 from sdjax.mesh.chips import GIB, chip_of
-from sdjax.study.plan import Case, Placed, cache_shapes, scope_of
+from sdjax.mesh.layout import DECODE, Rules
+from sdjax.study.plan import Case, Placed, cache_shapes, compile_loop, place, report, scope_of, size_on_chip
+from sdjax.targets.decoder import Decoder
 
 FREE = 0.10  # of HBM, in cases that are marked to fit
 IN_PLACE = 0.95  # of the state's bytes
 NAMES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32", "uint32": "u32", "bool": "pred"}  # XLA's
+
+
+def examine(target: Decoder, case: Case, rules: Rules = DECODE) -> dict[str, Any]:
+    """Compiles a case: `plan.report`, and the promises it breaks."""
+    placed = place(target, case, rules)
+    compiled = compile_loop(placed)
+    return report(case, placed, compiled) | {"faults": broken(case, placed, compiled)}
 
 
 def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
@@ -31,13 +40,17 @@ def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
 
 
 def gathered(placed: Placed, compiled: Compiled) -> list[str]:
-    """A parameter, a cache or an array of the vocabulary's size that is moved between chips within a step."""
+    """A parameter, a cache or an array of the vocabulary's size that is moved between chips, in a step or around the loop.
+
+    What a step asks for and no step changes, the compiler moves once, before the loop: then it is whole on every chip.
+    """
     sizes, vocab, faults = whole_sizes(placed), placed.loop.target.vocab, []
-    for i in compiled.program.collectives:
+    inside = [(i, scope_of(i)) for i in compiled.program.collectives]
+    for i, where in [*inside, *((i, "front of the loop") for i in compiled.outside)]:
         for s in i.shapes:
             wide = any(dim >= vocab for dim in s.dims)
             if wide or ("reduce" not in i.op and (s.size, s.dtype) in sizes):
-                faults.append(f"{i.op} of {s.dtype}{list(s.dims)} in {scope_of(i)}")
+                faults.append(f"{i.op} of {s.dtype}{list(s.dims)} in {where}")
     return sorted(set(faults))
 
 
@@ -65,11 +78,6 @@ def kept_twice(placed: Placed, compiled: Compiled) -> list[str]:
     if compiled.memory.aliased >= IN_PLACE * held:
         return []
     return [f"only {compiled.memory.aliased:,} of the state's {held:,} bytes are updated in place"]
-
-
-def size_on_chip(x: Any) -> int:
-    """Bytes of a placed array on one chip."""
-    return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
 
 
 def too_many_reductions(placed: Placed, compiled: Compiled) -> list[str]:

@@ -60,12 +60,13 @@ def verify_cost(
     """The curve of a target as JSON data; c is a step of the model `draft`. ValueError where the widths do not start at 1."""
     if not widths or widths[0] != 1:
         raise ValueError(f"the curve is relative to a pass over one token; its widths must start with 1, but are {widths}")
-    times = [pass_seconds(target, topology, data, n, context) for n in widths]
+    times = np.array([pass_seconds(target, topology, data, n, context) for n in widths])
+    bounds = np.minimum.accumulate(times[::-1])[::-1]  # a pass can be padded to any wider one
     return {
         "tokens": list(widths),
-        "verify": [t / times[0] for t in times],
-        "draft": pass_seconds(draft, topology, data, 1, context) / times[0],
-        "seconds": times,
+        "verify": (bounds / bounds[0]).tolist(),
+        "draft": pass_seconds(draft, topology, data, 1, context) / float(bounds[0]),
+        "seconds": times.tolist(),
         "topology": topology,
         "data": data,
         "context": context,

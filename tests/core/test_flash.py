@@ -34,17 +34,12 @@ def test_it_equals_the_reference():
 
 
 def test_rows_behind_the_length_leave_no_trace():
+    """Nor does it matter whether the mask is one for all."""
     q, cache, length, block, mask = inputs()
     behind = (jnp.arange(cache.k.shape[2]) >= length[:, None])[:, None, :, None]
     poisoned = jax.tree.map(lambda x: jnp.where(behind, 1e4, x), cache)
-    clean, dirty = (attend_flash(q, kept, length, block, mask, SCALE, interpret=True) for kept in (cache, poisoned))
-    np.testing.assert_array_equal(clean, dirty)
-
-
-def test_a_shared_mask_serves_all_sequences():
-    q, cache, length, block, mask = inputs()
-    shared = attend_flash(q, cache, length, block, mask[:1], SCALE, interpret=True)
-    np.testing.assert_allclose(shared, reference(q, cache, length, block, mask[:1]), atol=2e-5)
+    found = attend_flash(q, poisoned, length, block, mask[:1], SCALE, interpret=True)
+    np.testing.assert_allclose(found, reference(q, cache, length, block, mask[:1]), atol=2e-5)
 
 
 @pytest.mark.parametrize("t, rows, says", [(1, BLOCK, False), (60, BLOCK, True), (60, BLOCK + 8, False), (600, BLOCK, False)])

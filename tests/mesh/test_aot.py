@@ -10,10 +10,12 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
 from experiments import aot
 from experiments.aot_config import AotConfig
-from sdjax.core import cache
+from sdjax.core.cache import commit
+from sdjax.core.linear import linear
 from sdjax.decode.generate import run
 from sdjax.drafters.block import Block
 from sdjax.drafters.deepseek_mtp import DeepSeekMTP
@@ -77,9 +79,12 @@ def test_a_cache_that_is_whole_on_every_chip_is_too_full():
     assert "GiB of 16" in report["faults"][0] and "collectives" not in report
 
 
-def test_weights_that_are_split_as_the_sequences_are_gathered():
-    faults = promises.gathered(*compiled_under(DECODE.having(embed=("data",)), data=2))
-    assert any("all-gather of bf16" in fault for fault in faults)
+def test_weights_that_a_layer_wants_whole_are_gathered(monkeypatch):
+    """No rule makes XLA move weights where it can move activations; a constraint does."""
+    everywhere = lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec())
+    monkeypatch.setattr("sdjax.targets.decoder.linear", lambda x, w, bias=None: everywhere(linear(x, everywhere(w), bias)))
+    faults = promises.gathered(*compiled_under(DECODE, batch=9))
+    assert any("all-gather" in fault and "bf16" in fault for fault in faults)
 
 
 def test_caches_that_are_split_otherwise_than_queries_are_moved():
@@ -101,10 +106,17 @@ def test_weights_split_along_what_they_sum_over_exchange_too_often():
     assert "8 are promised" in promises.too_many_reductions(*compiled_under(along))[0]
 
 
-def test_a_commit_that_reads_what_it_overwrites_copies_the_cache(monkeypatch):
-    """The form that is right for a CPU."""
-    monkeypatch.setattr(cache, "scatter", cache.overwrite)
-    assert "copies of a cache [5, 1, 1024, 128]" in promises.copied(*compiled_under(DECODE, batch=5))[0]
+def test_a_commit_that_chooses_between_old_and_new_copies_the_cache(monkeypatch):
+    """It is how rows that are done could be kept, were their count not 0."""
+
+    def choosing(cache, staged, path, count):
+        went_on = (count > 0)[:, None, None, None]
+        new = commit(cache, staged, path, count)
+        return new.replace(layers=jax.tree.map(lambda old, new: jnp.where(went_on, new, old), cache.layers, new.layers))
+
+    monkeypatch.setattr("sdjax.decode.step.commit", choosing)
+    faults = promises.copied(*compiled_under(DECODE, batch=7, context=8192))
+    assert any("of a cache [7, 1, 8192, 128]" in fault for fault in faults)
 
 
 def test_a_loop_that_may_not_overwrite_its_state_keeps_it_twice():
@@ -116,7 +128,7 @@ def test_a_loop_that_may_not_overwrite_its_state_keeps_it_twice():
 
 
 def test_a_curve_is_read_by_those_who_choose_trees(tmp_path):
-    found = verify_cost(TARGET, CONFIG.draft, V5E, widths=(1, 64), context=1024)
+    found = verify_cost(replace(TARGET, layers=4), CONFIG.draft, V5E, widths=(1, 64), context=1024)
     (tmp_path / "curve.json").write_text(json.dumps(found))
     costs = CostCurve.read(tmp_path / "curve.json")
     assert costs.verify_time(1) == 1 and 1 <= costs.verify_time(64) < 64 and 0 < costs.draft < 1
