@@ -18,12 +18,11 @@ from sdjax.targets.decoder import Forward
 
 def verify(
     loop: Loop, params: Params, state: State, draft: Draft, ancestors: Bool[Array, "B N N"]
-) -> tuple[Forward, Float[Array, "B N V"], Int[Array, " B"]]:
+) -> tuple[Forward, Float[Array, "B N V"], Int[Array, " B"] | int]:
     """The target's pass over a draft: its states, its logits, and how many rows each sequence took of it."""
-    batch, nodes = draft.tokens.shape
     if not loop.pack:
-        return *run_rows(loop, params, state, draft, ancestors, None), jnp.full(batch, nodes, jnp.int32)
-    widths = widths_of(loop.pack, batch * nodes)
+        return *run_rows(loop, params, state, draft, ancestors, None), draft.tokens.shape[1]
+    widths = widths_of(loop.pack, draft.tokens.size)
     count = jnp.sum(draft.valid)
     chosen = holding(count, widths)
     passes = [partial(packed, loop, int(width)) for width in widths[:-1]]
