@@ -38,7 +38,7 @@ BATCH = 8
 FILLED = 160  # committed rows when timing starts
 ROUNDS = 6
 REPEATS = 7
-WIDTHS = (24, 32, 40)
+WIDTHS = (24, 32, 40, 48)
 # t(n) of this model on two CPU cores (make bench-decode), fixed so that every run verifies the same lengths.
 COSTS = CostCurve(tokens=(1, 8, 16, 32, 64), verify=(1.0, 2.7, 3.7, 6.5, 10.5), draft=0.0)
 

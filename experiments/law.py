@@ -132,13 +132,14 @@ def tables_of(question: Question, tree: Tree, models: tuple[int, ...]) -> Tables
 # SPS at 1, 2, 3 verified rows: the paper's; and one by which the first draft always joins, and the second not always.
 APPENDIX = Throughput(CostCurve((1, 2, 3), (1.0, 1 / 0.5, 1 / 0.45), 0.0))
 JOINING = Throughput(CostCurve((1, 2, 3), (1.0, 1 / 0.6, 1 / 0.55), 0.0))
+UNREAD: Any = None  # the context, of which these schedules read nothing
 
 
 def answer_scheduled(question: Question, rule: Rule, tree: Tree, law: Law) -> dict:
     """Prints and returns the law behind a cut draft."""
     cuts: dict[str, Cut] = {
-        "prefix": lambda draft: Prefix(APPENDIX).cut(None, None, draft, ())[1].valid,
-        "delayed": lambda draft: Delayed(APPENDIX).cut(Delayed(APPENDIX).empty(1, tree.nodes), None, draft, ())[1].valid,
+        "prefix": lambda draft: Prefix(APPENDIX).cut(None, UNREAD, draft, ())[1].valid,
+        "delayed": lambda draft: Delayed(APPENDIX).cut(Delayed(APPENDIX).empty(1, tree.nodes), UNREAD, draft, ())[1].valid,
         "best-of-all": best_of_all(APPENDIX),
         "snap-down": snapped_down(JOINING, (1,)),
     }
@@ -180,7 +181,7 @@ def snapped_down(throughput: Throughput, pack: tuple[int, ...]) -> Cut:
 
     def cut(draft: Draft) -> Any:
         widths = jnp.asarray(widths_of(pack, draft.tokens.size))
-        size = jnp.sum(Prefix(throughput).cut(None, None, draft, ())[1].valid)
+        size = jnp.sum(Prefix(throughput).cut(None, UNREAD, draft, ())[1].valid)
         return ranked(draft).first(draft, widths[jnp.searchsorted(widths, size, side="right") - 1]).valid
 
     return cut

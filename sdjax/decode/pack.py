@@ -19,14 +19,13 @@ from sdjax.targets.decoder import Forward
 
 def verify(
     loop: Loop, params: Params, state: State, draft: Draft, ancestors: Bool[Array, "B N N"]
-) -> tuple[Forward, Float[Array, "B N V"], Int[Array, " B"]]:
+) -> tuple[Forward, Float[Array, "B N V"], Int[Array, " B"] | int]:
     """The target's pass over a draft: its states, its logits, and how many rows each sequence took of it."""
-    batch, nodes = draft.tokens.shape
     if not loop.pack:
-        return *run_rows(loop, params, state, draft, ancestors, None), jnp.full(batch, draft.rows, jnp.int32)
+        return *run_rows(loop, params, state, draft, ancestors, None), draft.rows
     if draft.probes is not None:
         raise ValueError("pack leaves out rows that are no nodes, and this drafter reads probes behind them; take pack=()")
-    widths = widths_of(loop.pack, batch * nodes)
+    widths = widths_of(loop.pack, draft.tokens.size)
     count = jnp.sum(draft.valid)
     chosen = holding(count, widths)
     passes = [partial(packed, loop, int(width)) for width in widths[:-1]]

@@ -33,7 +33,7 @@ class Schedule(Protocol):
         """What it remembers before the first step; every array has a leading B."""
         ...
 
-    def cut(self, state: Any, ctx: Context | None, draft: Draft, pack: tuple[int, ...]) -> tuple[Any, Draft]:
+    def cut(self, state: Any, ctx: Context, draft: Draft, pack: tuple[int, ...]) -> tuple[Any, Draft]:
         """Its next state, and the draft without the nodes that are not worth a row.
 
         Sequences that are done have no node, the anchor included. `pack` holds the numbers of rows that the pass is

@@ -1,12 +1,14 @@
 """One draft-verify step: propose, schedule, verify, judge, commit, observe. No host in it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from sdjax.core.cache import commit
-from sdjax.core.types import Committed, Draft, Records, Verdict, rows
+from sdjax.core.types import Committed, Context, Draft, Records, Verdict, rows
 from sdjax.decode.pack import verify
 from sdjax.decode.probes import split_probes
 from sdjax.decode.state import Loop, Params, State
@@ -19,12 +21,7 @@ def step(loop: Loop, params: Params, state: State) -> State:
     with jax.named_scope("propose"):
         draft, scratch = loop.drafter.propose(ctx, params.drafter, state.drafter)
     ancestors = ancestor_mask(draft.parent, draft.max_depth)
-    draft = draft.replace(valid=present(draft, ancestors))
-    scheduled = state.schedule
-    if loop.schedule or loop.pack:
-        draft = draft.replace(valid=draft.valid & ~state.done[:, None])
-    if loop.schedule:
-        scheduled, draft = loop.schedule.cut(state.schedule, ctx, draft, loop.pack)
+    scheduled, draft = schedule(loop, state, ctx, draft.replace(valid=present(draft, ancestors)))
     out, logits, verified = verify(loop, params, state, draft, ancestors)
     with jax.named_scope("judge"):
         verdict = loop.rule.judge(ctx, draft, logits)
@@ -51,6 +48,13 @@ def step(loop: Loop, params: Params, state: State) -> State:
     with jax.named_scope("observe"):
         observed = loop.drafter.observe(loop.context(params, state), params.drafter, state.drafter, seen, scratch)
     return state.replace(drafter=observed)
+
+
+def schedule(loop: Loop, state: State, ctx: Context, draft: Draft) -> tuple[Any, Draft]:
+    """What the loop's schedule remembers, and what it leaves of the draft; sequences that are done then have no node."""
+    if loop.schedule or loop.pack:
+        draft = draft.replace(valid=draft.valid & ~state.done[:, None])
+    return loop.schedule.cut(state.schedule, ctx, draft, loop.pack) if loop.schedule else (None, draft)
 
 
 def emit(draft: Draft, verdict: Verdict) -> Int[Array, "B A"]:
@@ -86,7 +90,7 @@ def record(
     draft: Draft,
     verdict: Verdict,
     count: Int[Array, " B"],
-    verified: Int[Array, " B"],
+    verified: Int[Array, " B"] | int,
 ) -> Records:
     """Notes what this step did; zeros (and -1 for nodes) where a sequence took no part."""
     active = count > 0

@@ -96,7 +96,10 @@ class Arm:
 def arms(
     methods: Mapping[str, Method], sampling: Sampling, model: Model, chunk: int, layout: Layout | None = None
 ) -> list[list[Arm]]:
-    """For each temperature the arms to compare, the baseline first. ValueError where the first method drafts anything."""
+    """For each temperature the arms to compare, the baseline first; a rule made for temperature 0 is in no other.
+
+    ValueError where the first method drafts anything.
+    """
     if not methods:
         raise ValueError("methods is empty; the first must be plain decoding (NoDraft), the baseline of the others")
     first, baseline = next(iter(methods.items()))
@@ -112,7 +115,8 @@ def arms(
         loop = Loop(model.target, drafter, method.rule, warp, stops, chunk, schedule=method.schedule, pack=method.pack)
         return Arm(name, loop, params if layout is None else lay_out(params, params_shardings(layout, loop)), layout)
 
-    takes_part = lambda name, warp: methods[name].greedy or not warp.greedy
+    for_greedy_alone = lambda rule: getattr(rule, "greedy", False)
+    takes_part = lambda name, warp: methods[name].greedy if warp.greedy else not for_greedy_alone(methods[name].rule)
     return [[arm(name, warp) for name in methods if takes_part(name, warp)] for warp in sampling.warps()]
 
 

@@ -122,7 +122,9 @@ def category_row(arm: Mapping[str, Any]) -> Row:
 
 
 def equality(found: Mapping[str, Any]) -> str:
-    """How many outputs equal plain decoding's, where the method promises it."""
+    """How many outputs equal plain decoding's, where the method promises it; at temperature 0 how far a lossy one's do."""
+    if found["promise"] == "nothing" and found.get("shared") is not None:
+        return f"lossy: {found['equal']}/{found['compared']}, {found['shared']:.0%} shared"
     if found["promise"] != "tokens":
         return "in law" if found["promise"] == "law" else "lossy"
     return f"{found['equal']}/{found['compared']}"

@@ -11,7 +11,7 @@ from rich.table import Table
 from scipy import stats
 
 from sdjax.core.metrics import Acceptance, acceptance, predicted_speedup, ratio
-from sdjax.study.equality import Mismatch
+from sdjax.study.equality import Mismatch, first_difference
 from sdjax.study.methods import Arm, Promise
 from sdjax.study.runs import Record
 from sdjax.study.timing import Costs
@@ -37,17 +37,20 @@ class Speed:
 @dataclass(frozen=True)
 class Equality:
     """Of `compared` outputs, `equal` are plain decoding's token for token; the rest are near-ties or failures.
-    Nothing is compared where the method does not promise the tokens."""
+    Nothing is compared where the method does not promise the tokens, but for a lossy one at temperature 0: `shared` is its
+    drift, the share of plain decoding's tokens that come before the first difference (else None)."""
 
     promise: Promise
     compared: int
     equal: int
     near_ties: int
     failures: int
+    shared: float | None = None
 
     def __str__(self) -> str:
         if self.promise is not Promise.TOKENS:
-            return "in law" if self.promise is Promise.LAW else "lossy"
+            lossy = "lossy" if self.shared is None else f"lossy: {self.equal}/{self.compared}, {self.shared:.0%} shared"
+            return "in law" if self.promise is Promise.LAW else lossy
         notes = [f"{self.near_ties} near-tie"] * bool(self.near_ties) + [f"{self.failures} FAILED"] * bool(self.failures)
         return ", ".join([f"{self.equal}/{self.compared}", *notes])
 
@@ -110,10 +113,21 @@ def summary(
         tokens=sum(len(record.tokens) for record in records),
         acceptance=acceptance([record.steps for record in records], depth),
         tau_by_category={category: tau(category) for category in categories},
-        equality=Equality(arm.promise, len(records), len(records) - len(mine), len(mine) - failures, failures),
+        equality=drift(records, baseline)
+        if arm.promise is Promise.NOTHING and arm.warp.greedy
+        else Equality(arm.promise, len(records), len(records) - len(mine), len(mine) - failures, failures),
         speed=speed(records, baseline),
         costs=costs,
     )
+
+
+def drift(records: Sequence[Record], baseline: Sequence[Record]) -> Equality:
+    """How far a lossy method's outputs are plain decoding's."""
+    plain = {record.item: record.tokens for record in baseline}
+    pairs = [(plain[record.item], record.tokens) for record in records]
+    before = [len(a) if a == b else first_difference(a, b) for a, b in pairs]
+    shared = ratio(sum(before), sum(len(a) for a, _ in pairs))
+    return Equality(Promise.NOTHING, len(pairs), sum(a == b for a, b in pairs), 0, 0, shared)
 
 
 def speed(records: Sequence[Record], baseline: Sequence[Record]) -> Speed:

@@ -14,11 +14,13 @@ from jaxtyping import Array
 
 from sdjax.core.cache import with_rows
 from sdjax.core.types import Draft
+from sdjax.decode import pack
 from sdjax.decode.generate import LEAST_ROWS, bucket, next_rows, overhang, prefill, rows_at_first, run, start
 from sdjax.decode.probes import append_probes, split_probes
 from sdjax.decode.state import Loop, Params, State
+from sdjax.decode.step import schedule
 from sdjax.study.methods import Arm
-from sdjax.trees.tree import ancestor_mask
+from sdjax.trees.tree import ancestor_mask, present
 
 ROUNDS = 4  # steps a timed call of the loop runs
 REPEATS = 7  # the median of so many calls counts
@@ -106,6 +108,16 @@ def verify(target: Any, taps: tuple, max_depth: int, params: Any, cache: Any, p:
     return target.unembed(params, hidden), probed, out.staged, out.features
 
 
+@partial(jax.jit, static_argnames="loop")
+def verify_packed(loop: Loop, params: Params, state: State, draft: Draft) -> Any:
+    """The same of a loop that packs: over what its schedule leaves of the draft."""
+    ancestors = ancestor_mask(draft.parent, draft.max_depth)
+    draft = draft.replace(valid=present(draft, ancestors))
+    _, draft = schedule(loop, state, loop.context(params, state), draft)
+    out, logits, _ = pack.verify(loop, params, state, draft, ancestors)
+    return logits, out.staged, out.features
+
+
 def measure(arms: Sequence[Arm], prompts: Sequence[Sequence[int]], capacity: int, max_new: int) -> dict[str, Costs]:
     """The costs of each arm's step behind these prompts (one batch), by label; the first arm is plain decoding.
 
@@ -145,6 +157,8 @@ class Clocks:
 
     def verify(self) -> Any:
         draft, loop = self._draft, self._arm.loop
+        if loop.pack:
+            return verify_packed(loop, self._arm.params, self._state, draft)
         parts = {name: getattr(draft, name) for name in ("tokens", "parent", "depth", "probes")}
         target, taps = loop.target, loop.drafter.taps
         return verify(target, taps, draft.max_depth, self._arm.params.target, self._state.cache, self._state.p, parts)

@@ -122,7 +122,7 @@ def test_plain_lines_are_aligned():
     assert text == "\ntitle\na    bb\n1    x\n100  y"
 
 
-def test_a_lossy_rule_promises_nothing(decoded):
+def test_a_lossy_rule_promises_nothing_and_its_drift_is_counted(decoded):
     groups, records = decoded
     baseline, lookup = groups[0]
 
@@ -132,7 +132,7 @@ def test_a_lossy_rule_promises_nothing(decoded):
     lossy = replace(lookup, loop=replace(lookup.loop, rule=Lossy()))
     changed = planted(records, lookup, 0, 3)
     assert mismatches([[baseline, lossy]], changed) == []
-    assert str(summarise([[baseline, lossy]], changed, {}, [])[1].equality) == "lossy"
+    assert str(summarise([[baseline, lossy]], changed, {}, [])[1].equality) == "lossy: 2/3, 67% shared"
 
 
 def test_costs_are_measured_behind_a_prompt(decoded):

@@ -10,17 +10,20 @@ import jax
 import pytest
 from rich.console import Console
 
+from experiments.config import config_files, load_file
 from experiments.launch import ROOT
 from experiments.sweep import sweep, write_page
 from experiments.sweep_config import SweepConfig
 from sdjax.core.spec import initialise
 from sdjax.decode.state import Params
 from sdjax.drafters.draft_model import DraftModel
+from sdjax.drafters.ngram import NGram
 from sdjax.drafters.no_draft import NoDraft
-from sdjax.study.methods import Method, Sampling, with_weights
+from sdjax.study.methods import Method, Sampling, arms, with_weights
 from sdjax.study.page import table
 from sdjax.study.prompts import Prompts, load_prompts
 from sdjax.train.saved import save_drafter
+from sdjax.verify.approximate import ApproximateGreedy
 from tests.experiments.tiny_model import config, model
 from tests.tiny import TARGET
 
@@ -87,6 +90,19 @@ def test_a_saved_drafter_can_take_another_shape_but_not_other_weights(saved):
 
 def test_a_table_has_a_line_a_row():
     assert table([{"a": "1", "b": "2"}]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+@pytest.mark.parametrize("path", config_files("sweep"), ids=lambda path: path.stem)
+def test_every_config_says_its_command(path):
+    module = load_file(path)
+    assert f"--config configs/sweep/{path.name}" in module.__doc__
+    assert module.get_config().name == path.stem
+
+
+def test_rules_for_temperature_0_take_no_part_elsewhere():
+    methods = {"plain": Method(NoDraft()), "lossy": Method(NGram(2), ApproximateGreedy())}
+    names = [[arm.name for arm in group] for group in arms(methods, Sampling((0.0, 1.0)), model(), 16)]
+    assert names == [["plain", "lossy"], ["plain"]]
 
 
 def test_a_shipped_config_is_taken_by_the_program():
