@@ -53,7 +53,7 @@ def test_every_family_has_one(ending):
 def test_it_fits_its_target(name):
     config = load_file(CONFIGS[name]).get_config()
     recipe = recipe_of(config)
-    check_fit(config, recipe)
+    check_fit(config, recipe, None)
     assert any(learnt_of(recipe.specs, config.frozen))
     assert config.optimiser.target_from < config.optimiser.steps
     assert not config.joint or all(step < config.optimiser.steps for step, _ in config.joint.weights)
