@@ -29,9 +29,18 @@ Part = tuple[Float[Array, "B G n K"], Float[Array, "B G n 1"]]  # a softmax's me
 
 
 def pays(t: int, heads: int, cache: KV) -> bool:
-    """Whether a pass over t tokens is wide enough for the kernel, and the cache long enough."""
-    queries, rows = t * heads // cache.k.shape[1], cache.k.shape[2]
-    return FEWEST <= queries <= MOST and rows % BLOCK == 0
+    """Whether a pass over t tokens is wide enough for the kernel, the cache in whole blocks, and each device has one kv head.
+
+    With several, XLA lays a loop's caches out row by row, and would turn them around for the kernel in each step.
+    """
+    queries, (groups, rows) = t * heads // cache.k.shape[1], cache.k.shape[1:3]
+    return FEWEST <= queries <= MOST and rows % BLOCK == 0 and groups == math.prod(ways(SPLIT[1]))
+
+
+def ways(axes: tuple[str, ...]) -> list[int]:
+    """In how many parts each of these axes of the mesh that is set splits."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return [shape.get(axis, 1) for axis in axes]
 
 
 def attend_wide(
@@ -94,8 +103,8 @@ def over_mesh(kernel: Any, q: Float[Array, "B G n K"], cache: KV, length: Int[Ar
         return kernel(q, cache, length)
 
     def axes(wanted: tuple[str, ...], size: int) -> tuple[str, ...] | None:
-        there = tuple(axis for axis in wanted if mesh.shape.get(axis, 1) > 1)
-        return there if there and size % math.prod(mesh.shape[axis] for axis in there) == 0 else None
+        there = tuple(axis for axis, parts in zip(wanted, ways(wanted), strict=True) if parts > 1)
+        return there if there and size % math.prod(ways(there)) == 0 else None
 
     rows, heads = axes(SPLIT[0], q.shape[0]), axes(SPLIT[1], q.shape[1])
     wide: Any = PartitionSpec(rows, heads)
@@ -139,13 +148,13 @@ def one_block(length: Any, q: Any, k: Any, v: Any, mixed: Any, lse: Any, top: An
 
     @pl.when(i * BLOCK < length[sequence])
     def go_on() -> None:
-        scores = einsum_f32("nk,sk->ns", q[...], k[...])
+        scores = product("nk,sk->ns", q[...], k[...])
         row = i * BLOCK + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
         scores = jnp.where(row < length[sequence], scores, NEVER)
         higher = jnp.maximum(top[...], scores.max(-1, keepdims=True))
         weights, shrink = jnp.exp(scores - higher), jnp.exp(top[...] - higher)
         total[...] = shrink * total[...] + weights.sum(-1, keepdims=True)
-        sum_[...] = shrink * sum_[...] + einsum_f32("ns,sk->nk", weights.astype(v.dtype), v[...])
+        sum_[...] = shrink * sum_[...] + product("ns,sk->nk", weights.astype(v.dtype), v[...])
         top[...] = higher
 
     @pl.when(i == pl.num_programs(2) - 1)
@@ -153,3 +162,9 @@ def one_block(length: Any, q: Any, k: Any, v: Any, mixed: Any, lse: Any, top: An
         there = jnp.maximum(total[...], jnp.finfo(jnp.float32).tiny)
         mixed[...] = sum_[...] / there
         lse[...] = top[...] + jnp.log(there)
+
+
+def product(equation: str, a: Array, b: Array) -> Array:
+    """`einsum_f32` in a kernel, which has one way to multiply bfloat16: the precision that is asked for is for others."""
+    precision = lax.Precision.DEFAULT if a.dtype == jnp.bfloat16 else None
+    return jnp.einsum(equation, a, b, precision=precision, preferred_element_type=jnp.float32)

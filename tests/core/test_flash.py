@@ -42,7 +42,10 @@ def test_rows_behind_the_length_leave_no_trace():
     np.testing.assert_allclose(found, reference(q, cache, length, block, mask[:1]), atol=2e-5)
 
 
-@pytest.mark.parametrize("t, rows, says", [(1, BLOCK, False), (60, BLOCK, True), (60, BLOCK + 8, False), (600, BLOCK, False)])
-def test_it_is_for_wide_passes_over_whole_blocks(t, rows, says):
-    cache = KV(*[jax.ShapeDtypeStruct((1, 2, rows, 16), jnp.float32)] * 2)
-    assert pays(t, 8, cache) is says
+@pytest.mark.parametrize(
+    "t, groups, rows, says",
+    [(60, 1, BLOCK, True), (1, 1, BLOCK, False), (600, 1, BLOCK, False), (60, 1, BLOCK + 8, False), (60, 2, BLOCK, False)],
+)
+def test_it_is_for_wide_passes_of_one_kv_head_over_whole_blocks(t, groups, rows, says):
+    cache = KV(*[jax.ShapeDtypeStruct((1, groups, rows, 16), jnp.float32)] * 2)
+    assert pays(t, 4 * groups, cache) is says

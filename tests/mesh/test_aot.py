@@ -63,6 +63,17 @@ def compiled_under(rules, **changes):
     return placed, compile_loop(placed)
 
 
+@pytest.mark.parametrize("topology", [V5E, "v6e:2x4"])
+def test_a_wide_pass_over_a_long_cache_runs_the_kernel_on_every_chips_own_part(topology):
+    case = Case(topology, Block.dflash((0, 1), 7, layers=1), batch=2, context=32_768)
+    placed = place(replace(TARGET, flash=True), case)
+    compiled = compile_loop(placed)
+    assert promises.broken(case, placed, compiled) == []
+    kernels = [i for i in compiled.program.instructions if i.op == "custom-call" and "attend_committed" in i.scope]
+    assert len(kernels) == TARGET.layers + case.drafter.layers
+    assert not [i for i in compiled.program.instructions if i.op == "copy" and i.shapes[0].dims == (2, 1, 32_768, 128)]
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name != "long"])
 def test_every_promise_is_kept(name):
     report = aot.examine(CONFIG, name)
