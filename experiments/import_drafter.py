@@ -22,14 +22,12 @@ import sdjax
 from experiments.launch import mistakes_end_the_program
 from sdjax.decode.state import Params
 from sdjax.drafters.base import Drafter
-from sdjax.drafters.block import Block
-from sdjax.drafters.published.block import BlockLayout, readings
-from sdjax.drafters.published.registry import read_folder
+from sdjax.drafters.published.registry import read_folder, readings
 from sdjax.targets.load import Model
 from sdjax.train.evaluate import HeldOut
 from sdjax.train.saved import save_drafter
 
-SAMPLES, TRIED = 8, 48  # continuations of a prompt, at temperature 1 lest they all fall into one loop; tokens of each
+BEGINNINGS, TRIED = 8, 16  # of a prompt's text, and tokens behind each: few, before an answer falls into a loop
 FAR = 1.5  # times as many drafts accepted
 
 
@@ -48,7 +46,7 @@ class Import:
     dtype: str = "bfloat16"
     """float32 or bfloat16: of the weights in the folder."""
     prompt: str = ""
-    """A user's turn that the drafter is tried on, at temperature 1."""
+    """A user's turn that the drafter is tried on, greedily."""
     block_layout: Literal["", "fill_in", "anchor_first"] = ""
     """Of a block drafter, whatever the folder says; empty: as it says."""
 
@@ -77,30 +75,32 @@ def import_drafter(config: Import, model: Model) -> None:
     print(f"{config.source} ({layout.name}) → {config.out}: {type(found.drafter).__name__}", *found.notes, sep="\n  ")
 
 
-def chosen(drafter: Drafter, layout: BlockLayout) -> Drafter:
+def chosen(drafter: Drafter, layout: str) -> Drafter:
     """The drafter under this layout of its blocks."""
-    if not isinstance(drafter, Block):
+    if layout not in readings(drafter):
         raise ValueError(f"--block-layout is for block drafters, and this is {type(drafter).__name__}")
     return readings(drafter)[layout]
 
 
 def tried(drafter: Drafter, params: Params, model: Model, prompt: str) -> str:
-    """What the drafter accepts behind a prompt; ValueError where the other layout of a block accepts far more."""
-    tokens = model.tokenizer.encode(model.tokenizer.chat([{"role": "user", "content": prompt}]), add_bos=False)
-    held_out = HeldOut((tuple(tokens),) * SAMPLES, model.tokenizer.stops, TRIED)
-    accepts = lambda drafter: held_out.acceptance(model.target, drafter, params, 1.0).tau - 1
+    """What the drafter accepts behind beginnings of a prompt; ValueError where the other layout of a block accepts far more."""
+    cuts = [prompt[: len(prompt) * (i + 1) // BEGINNINGS] for i in range(BEGINNINGS)]
+    chat = lambda text: model.tokenizer.encode(model.tokenizer.chat([{"role": "user", "content": text}]))
+    held_out = HeldOut(tuple(tuple(chat(text)) for text in cuts if text), model.tokenizer.stops, TRIED)
+    accepts = lambda drafter: held_out.acceptance(model.target, drafter, params, 0.0).tau - 1
     own = accepts(drafter)
-    note = f"on the prompt, {own:.2f} drafts are accepted a step at temperature 1"
-    if not isinstance(drafter, Block):
-        return note
-    (other,) = (name for name in readings(drafter) if name != drafter.layout)
-    its = accepts(readings(drafter)[other])
-    if its > FAR * own + 0.05:
-        raise ValueError(
-            f"read as {drafter.layout}, the block's drafts are accepted {own:.2f} a step, as {other} {its:.2f}: this is "
-            f"another layout than the folder's config says; add --block-layout {other}"
-        )
-    return f"{note}; read as {other}, {its:.2f}"
+    note = f"on the prompt, {own:.2f} drafts are accepted a step"
+    for layout, other in readings(drafter).items():
+        if other == drafter:
+            continue
+        its = accepts(other)
+        if its > FAR * own + 0.05:
+            raise ValueError(
+                f"the block's drafts are accepted {own:.2f} a step, and read as {layout} {its:.2f}: the folder's config says "
+                f"another layout than it was trained in, or says none; add --block-layout {layout}"
+            )
+        note += f"; read as {layout}, {its:.2f}"
+    return note
 
 
 if __name__ == "__main__":

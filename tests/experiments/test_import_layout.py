@@ -5,22 +5,32 @@ import json
 import pytest
 
 from experiments.import_drafter import Import, import_drafter
+from experiments.config import load_file
 from sdjax.drafters.published.registry import write_folder
 from sdjax.targets.load import Model
 from sdjax.targets.tokenizer import Tokenizer
+from sdjax.train.recipe import Recipe
 from sdjax.train.saved import load_drafter, notes_of
 from sdjax.train.tiny_model import byte_tokenizer
-from tests.train.test_families import recipe_of
+from tests.train.test_families import CONFIGS
 from tests.train.tiny_drafters import TARGET, learn, target_params
 
 pytestmark = pytest.mark.families
-PROMPT = "def read(self, size): "
+PROMPT = """def read(self, size=-1):
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+        self._check_can_read()
+        return self._buffer.read(size)
+
+    def seek(self, offset, whence=0):
+"""
 
 
 @pytest.fixture(scope="module")
 def trained():
     """A model with a block drafter of the tiny world, which fills in."""
-    recipe = recipe_of("dflash_tiny")
+    config = load_file(CONFIGS["dflash_tiny"]).get_config()
+    recipe = Recipe(TARGET, config.drafter, config.optimiser)
     params, _ = learn(recipe, target_params())
     tokenizer = Tokenizer(byte_tokenizer().backend, template="{{ messages[0].content }}")
     return Model("tiny", TARGET, target_params(), tokenizer, "sha256:tiny"), recipe.drafter, params.drafter

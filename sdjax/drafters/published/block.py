@@ -161,7 +161,7 @@ def layout_from(settings: Mapping[str, Any], default: BlockLayout, why: str, not
     return default
 
 
-def readings(drafter: Block) -> dict[BlockLayout, Block]:
+def readings(drafter: Block) -> dict[str, Block]:
     """The same weights under either layout: a block of as many slots, of which one more predicts where the anchor does."""
     return {
         "fill_in": replace(drafter, layout="fill_in", length=drafter.width - 1),

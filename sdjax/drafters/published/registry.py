@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from sdjax.drafters.block import Block
 from sdjax.drafters.published import (
     block,
     deepspec,
@@ -107,6 +108,11 @@ def write_folder(
     (hidden / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     hidden.replace(folder)
     return made.notes
+
+
+def readings(drafter: Any) -> dict[str, Any]:
+    """A block drafter with the same weights in each layout that its block may have; nothing for another drafter."""
+    return block.readings(drafter) if isinstance(drafter, Block) else {}
 
 
 def tensor_files(folder: Path) -> list[Path]:
