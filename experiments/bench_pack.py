@@ -2,8 +2,8 @@
 
 Steps of the real decode loop, float32, batch 8, drafts of 7 tokens that cost nothing and are never accepted. Their
 survivals are products of conditional acceptances drawn from Beta(9, 1), mean 0.9 (DSpark's first slot is accepted 0.88 of
-the time, arXiv:2607.05147); its synchronous rule then cuts them, by the cost curve below, to 3.9 rows a sequence, and what
-the compiled width has room for is filled: 4.4 rows, the anchor and 3.4 drafts of 7 (the paper verifies 4 to 6 tokens).
+the time, arXiv:2607.05147); its synchronous rule then cuts them, by the cost curve below, to about 4 rows a sequence; what
+the compiled width has room for is filled: 4.7 rows, the anchor and 3.7 drafts of 7 (the paper verifies 4 to 6 tokens).
 Everything is measured in one run, interleaved, medians quoted. The last line is one JSON object:
 
 packed_over_padded        a step that cuts and packs, over one that runs all 8 × 8 rows
