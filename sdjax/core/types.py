@@ -116,8 +116,13 @@ class Records:
     """What each verify step did, per sequence; row s is step s, and committed = 0 means it did not take part.
 
     `proposed` counts the drafted nodes that were present, `reach` is the deepest of them; `verified` counts the rows
+<<<<<<< HEAD
     that the target ran, absent nodes, probes and the anchor included; `node` holds the accepted path: the node at
     each depth from 1, -1 where the path had ended.
+=======
+    that the target ran, absent nodes and the anchor included (of a packed pass a sequence's own, and its share of the
+    padding); `node` holds the accepted path: the node at each depth from 1, -1 where the path had ended.
+>>>>>>> w/schedule
     """
 
     proposed: Int[Array, "B R"]

@@ -84,10 +84,11 @@ def test_packed_tokens_are_plain_decodings(drafter, temperature, changes):
 
 
 def test_packed_rejection_tosses_the_same_coins():
-    padded, packed = (decoded(SAMPLED, 1.0, TokenRejection(), pack=pack) for pack in ((), (6,)))
+    padded, packed = (decoded(SAMPLED, 1.0, TokenRejection(), pack=pack) for pack in ((), (4, 8)))
     assert packed.tokens == padded.tokens
     np.testing.assert_array_equal(packed.records.accepted, padded.records.accepted)
-    assert int(packed.records.verified.sum()) < int(padded.records.verified.sum()), "sequences that are done do not run"
+    # Widths that fit whole drafts: sequences that are done take no row, and no other pays for them.
+    np.testing.assert_array_equal(packed.records.verified, padded.records.verified)
 
 
 def test_records_count_the_rows_that_ran():

@@ -44,7 +44,7 @@ class TableTarget:
     def embed(self, params, tokens):
         return tokens[..., None].astype(jnp.float32)
 
-    def forward(self, params, x, positions, cache, mask, *, scratch=None, taps=()):
+    def forward(self, params, x, positions, cache, mask, *, scratch=None, taps=(), pack=None):
         row = KV(x[:, None], x[:, None])
         return Forward(x, jnp.zeros((*x.shape[:2], 0, 1)), Staged([row], positions))
 
