@@ -230,7 +230,8 @@ def note_launch(folder: Path) -> None:
 def finish(config: TrainConfig, job: Job, model: Model, fitted: Fitted, learnt_from: Any, console: Console) -> None:
     """Writes the drafter with the best τ, reads it back, and decodes with it: what is shown is what was saved."""
     recipe, folder = job.recipe, job.folder / "drafter"
-    best = on_host(recipe.decodable(fitted.best, model.params))
+    best = on_host(recipe.decodable(fitted.best, None))
+    best = best if recipe.joint else best.replace(target=model.params)
     step = int(fitted.best.step)
     if speaks():
         notes = {"run": config.name, "step": step, "sdjax": package_version("sdjax"), "dtype": config.save_as}
