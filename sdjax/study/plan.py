@@ -119,7 +119,7 @@ def parts(placed: Placed) -> dict[str, int]:
 
 def size_on_chip(x: Any) -> int:
     """Bytes of a placed array on one chip."""
-    return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def collectives_of(compiled: Compiled) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from sdjax.drafters.block import Block
 from sdjax.drafters.deepseek_mtp import DeepSeekMTP
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.eagle3 import Eagle3
+from sdjax.drafters.head import DraftHead
 from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.drafters.tree_model import TreeDraftModel
@@ -28,6 +29,7 @@ from sdjax.mesh.ahead import compile_ahead
 from sdjax.mesh.layout import DECODE
 from sdjax.study import promises
 from sdjax.study.plan import Case, compile_loop, place
+from sdjax.study.plan_train import TrainCase, examine_step
 from sdjax.study.verify_cost import verify_cost
 from sdjax.targets.decoder import Decoder
 from sdjax.trees.dynamic import DynamicTree
@@ -136,6 +138,13 @@ def test_a_loop_that_may_not_overwrite_its_state_keeps_it_twice():
     rounds = jax.ShapeDtypeStruct((), jnp.int32)
     compiled = compile_ahead(keeping, placed.loop, placed.params, placed.state, rounds, loop=True)
     assert "updated in place" in promises.kept_twice(placed, compiled)[0]
+
+
+def test_a_training_step_keeps_its_state_in_place():
+    drafter = Medusa(Tree.chain(1), head=DraftHead(4096, trained=True))
+    report = examine_step(SHALLOWER, TrainCase(V5E, drafter, rows=8, length=128, fsdp=2, model=2))
+    assert report["faults"] == [] and report["mesh"] == {"data": 2, "fsdp": 2, "model": 2}
+    assert {"all-gather", "all-reduce"} <= {exchange["kind"] for exchange in report["exchanged"]}
 
 
 def test_a_curve_is_read_by_those_who_choose_trees(tmp_path):
