@@ -43,7 +43,7 @@ class Draft:
     """A tree of guesses. Node 0 is the anchor; parent[i] < i; siblings stand in draw order.
 
     An invalid node is simply absent (as are its descendants). `q` holds, for each node with children, the
-    warped law its children were drawn from; `q_row[i]` is node i's row in it, -1 at leaves. `max_depth` is static:
+    warped law its children were drawn from; `q_row[i]` is node i's row in it (nodes may share one), -1 at leaves. `max_depth` is static:
     no node is deeper, whatever the batch holds.
     """
 
@@ -116,13 +116,8 @@ class Records:
     """What each verify step did, per sequence; row s is step s, and committed = 0 means it did not take part.
 
     `proposed` counts the drafted nodes that were present, `reach` is the deepest of them; `verified` counts the rows
-<<<<<<< HEAD
-    that the target ran, absent nodes, probes and the anchor included; `node` holds the accepted path: the node at
-    each depth from 1, -1 where the path had ended.
-=======
-    that the target ran, absent nodes and the anchor included (of a packed pass a sequence's own, and its share of the
-    padding); `node` holds the accepted path: the node at each depth from 1, -1 where the path had ended.
->>>>>>> w/schedule
+    that the target ran, absent nodes, probes and the anchor included (of a packed pass a sequence's own, and its share of
+    the padding); `node` holds the accepted path: the node at each depth from 1, -1 where the path had ended.
     """
 
     proposed: Int[Array, "B R"]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from experiments.import_drafter import Import, import_drafter
 from experiments.config import load_file
+from experiments.import_drafter import Import, import_drafter
 from sdjax.drafters.published.registry import write_folder
 from sdjax.targets.load import Model
 from sdjax.targets.tokenizer import Tokenizer
