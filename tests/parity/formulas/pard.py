@@ -39,11 +39,5 @@ def segment_logits(W: Weights, geometry: Geometry, tokens: np.ndarray, mask_id: 
 
 
 def keep_rate(segment: int, rate: float = 0.7, floor: float = 0.2) -> float:
-    """COD's share of the rows of a segment that are trained on: max(r^i, r_min)."""
+    """COD's share of a segment's rows that are trained on, max(r^i, r_min); (i, p) only where (i − 1, p − 1) is."""
     return max(rate**segment, floor)
-
-
-def nested(kept: np.ndarray) -> bool:
-    """Whether kept [K, T] obeys COD: (i, p) only where its predecessor (i − 1, p − 1) is kept."""
-    rows = range(1, kept.shape[1])
-    return all(kept[i - 1, p - 1] for i in range(1, len(kept)) for p in rows if kept[i, p]) and not kept[1:, 0].any()
