@@ -7,7 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.formulas import deepseek_mtp, eagle1, eagle3, gloeckle, hydra, layers, medusa
+from tests.parity.formulas import (
+    deepseek_mtp,
+    dflash,
+    domino,
+    dspark,
+    eagle1,
+    eagle3,
+    gloeckle,
+    hydra,
+    layers,
+    medusa,
+    pard,
+    tidar,
+)
 from tests.parity.formulas.layers import Geometry
 
 V, E, T, M, HEADS, FFW, WIDTH = 11, 8, 7, 3, 3, 12, 4
@@ -88,6 +101,10 @@ for number in (5, 6):
     MTP |= {f"{name}.{norm}.weight": rng.normal(size=E) for norm in ("enorm", "hnorm", "shared_head.norm")}
 EXTRA = llama_layer("extra_heads.0") | llama_layer("extra_heads.1")
 HYDRA = {None: hydra_weights(False), G: hydra_weights(True)}
+BLOCK = llama_layer("layers.0") | llama_layer("layers.1") | {"fc.weight": matrix(E, M * E)}
+BLOCK |= {f"{name}.weight": rng.normal(size=E) for name in ("hidden_norm", "norm")}
+CAUSAL_LM = llama_layer("model.layers.0") | llama_layer("model.layers.1")
+CAUSAL_LM |= {"model.embed_tokens.weight": EMBED, "model.norm.weight": NORM}
 
 
 def same(a, b):
@@ -577,3 +594,103 @@ def test_gloeckle_loss_is_a_plain_sum():
     same(parts, np.array(terms) * np.log(V))
     assert total == pytest.approx(sum(terms) * np.log(V))
     assert gloeckle.loss(flat, TOKENS, MASK, denominator="mask", with_first=False)[0] == pytest.approx(2 * np.log(V))
+
+
+# Blocks behind an anchor
+
+
+def test_a_causal_block_is_the_beginning_of_a_longer_one():
+    """A full one is not; tokens that are shown behind the anchor are seen by those that see them."""
+    run = lambda causal, slots, clean=TOKENS[4:5]: dflash.states(
+        BLOCK, dflash.DFlash(G, causal=causal), EMBED, FEATURES[:4], clean, 10, slots
+    )
+    same(run(True, 5)[:2], run(True, 2))
+    assert not np.allclose(run(False, 5)[:2], run(False, 2))
+    shown = TOKENS[4:7]
+    assert not np.allclose(run(False, 3, shown), run(False, 3))
+    assert not np.allclose(run(True, 3, shown)[1:], run(True, 3)[1:])
+    same(run(True, 3, shown)[0], run(True, 3)[0])
+
+
+def test_the_layouts_read_one_block_differently():
+    """As many slots draft one token more where the anchor's own predicts."""
+    fill_in, first = (
+        dflash.draft(BLOCK, dflash.DFlash(G, anchor_first), EMBED, UNEMBED, FEATURES[:4], 3, 10, 4)
+        for anchor_first in (False, True)
+    )
+    assert len(fill_in[0]) == 3 and len(first[0]) == 4
+    same(first[1][1:], fill_in[1])
+
+
+def test_a_block_reads_its_context_and_nothing_else_of_it():
+    """Context rows are no stream: what one of them holds changes no other's key, so their order lies in RoPE alone."""
+    run = lambda features: dflash.states(BLOCK, dflash.DFlash(G), EMBED, features, TOKENS[4:5], 10, 3)[None]
+    for t in range(4):
+        assert changed(run, FEATURES[:4], t) == {(0, j) for j in range(3)}
+    still = dflash.DFlash(replace(G, theta=1e30))  # only the first pair of each head turns
+    flat = {name: tensor for name, tensor in BLOCK.items()}
+    for i in range(2):
+        for part in ("q_proj", "k_proj"):
+            weight = flat[f"layers.{i}.self_attn.{part}.weight"].reshape(-1, WIDTH, E).copy()
+            weight[:, [0, WIDTH // 2]] = 0
+            flat[f"layers.{i}.self_attn.{part}.weight"] = weight.reshape(-1, E)
+    turned = lambda features: dflash.states(flat, still, EMBED, features, TOKENS[4:5], 10, 3)
+    same(turned(FEATURES[:4]), turned(FEATURES[:4][::-1]))
+
+
+def test_weights_of_blocks():
+    same(dflash.pace_weights(np.array([0.3, 2.0, 1.0]), 1.0), [3, 2, 1])
+    same(dflash.pace_weights(-np.log([0.5, 0.25]), 0.0), [0.625, 0.125])
+    c = np.array([0.9, 0.5, 0.8, 0.99])
+    same(dflash.boundary_rates(c).sum() + c.prod(), 1)
+    assert dflash.boundaries(c, 2) == [0, 1]
+    same(dflash.visible_prefix_weights(4, 1, 2.0), np.array([0, 0, 1, np.exp(-0.5)]) / (1 + np.exp(-0.5)))
+    same(dflash.supervised([1, 0, 1], cut=True), [1, 0, 0])
+    same(dflash.loss(np.zeros((2, 3, V)), TOKENS[:6].reshape(2, 3), np.ones((2, 3)), 4.0, cut=True), np.log(V))
+
+
+def test_dspark_heads_and_loss():
+    heads = {f"markov_head.markov_{w}.weight": matrix(V, 4) for w in ("w1", "w2")} | affine("confidence_head.proj", 1, E + 4)
+    gate, joint = affine("markov_head.gate_proj", 4, E + 4), affine("markov_head.joint_proj", 12, 8 + E)
+    previous = TOKENS[:3]
+    run = lambda W: dspark.biases(W, HIDDEN[:3], previous)
+    same(
+        run(heads),
+        np.array([heads["markov_head.markov_w2.weight"] @ heads["markov_head.markov_w1.weight"][x] for x in previous]),
+    )
+    same(run(heads | {name: 0 * tensor for name, tensor in gate.items()}), run(heads) / 2)
+    same(run(heads | {name: 0 * tensor for name, tensor in joint.items()}), np.zeros((3, V)))
+    for W, told in ((heads, {(0, 1)}), (heads | gate, {(0, 1)}), (heads | joint, {(0, 1), (0, 2)})):
+        assert changed(lambda x, W=W: dspark.biases(W, HIDDEN[:3], x)[None], previous, 1) == told
+        tokens, logits = dspark.draft(W, UNEMBED, HIDDEN[:3], 7)
+        assert (tokens == logits.argmax(-1)).all()
+    perfect = np.array([TARGET_LOGITS[:3]])
+    total, parts = dspark.loss(perfect, np.full((1, 3), 40.0), perfect.argmax(-1), perfect, np.ones((1, 3)), 4.0)
+    assert parts[1] == 0 and parts[2] < 1e-9 and total == pytest.approx(0.1 * parts[0])
+    opposite = np.eye(2)[None] * 1e3
+    assert dspark.loss(opposite, np.zeros((1, 2)), [[0, 1]], -opposite, np.ones((1, 2)), 4.0)[1][1] == pytest.approx(2)
+
+
+def test_domino_remembers():
+    W = {"prefix_gru.weight_ih_l0": matrix(15, E), "prefix_gru.weight_hh_l0": matrix(15, 5)}
+    W |= {"embed_proj.0.weight": matrix(6, E + 5), "embed_proj.2.weight": matrix(V, 6)}
+    run = lambda previous: domino.logits(W, EMBED, UNEMBED, HIDDEN[:4], previous)[None]
+    assert changed(run, TOKENS[:4], 1) == {(0, 1), (0, 2), (0, 3)}
+    same(run(TOKENS[:4])[0, :2], domino.logits(W, EMBED, UNEMBED, HIDDEN[:2], TOKENS[:2]))
+    tokens, logits = domino.draft(W, EMBED, UNEMBED, HIDDEN[:4], 7)
+    assert (tokens == logits.argmax(-1)).all()
+    assert [domino.loss(3.0, 5.0, mixture) for mixture in (0, 0.5, 1)] == [3, 4, 5]
+
+
+def test_masks_behind_a_text():
+    """One mask is alike to both; more of them see each other in TiDAR alone; the text sees none."""
+    segments = pard.segment_logits(CAUSAL_LM, G, TOKENS, 10, 3)
+    same(segments[0], pard.causal_logits(CAUSAL_LM, G, TOKENS))
+    for n in range(1, T):
+        drafted = pard.draft(CAUSAL_LM, G, TOKENS[:n], 10, 3)[1]
+        same(drafted[1], tidar.block_logits(CAUSAL_LM, G, TOKENS[:n], 10, 1)[0])
+        same(drafted[:2], [segments[i, n - 1 + i] for i in range(2)])
+        assert not np.allclose(drafted[1], tidar.block_logits(CAUSAL_LM, G, TOKENS[:n], 10, 2)[0])
+    same(tidar.causal_logits(CAUSAL_LM, G, TOKENS), segments[0])
+    assert [pard.keep_rate(i) for i in (0, 1, 5, 7)] == pytest.approx([1, 0.7, 0.2, 0.2])
+    assert tidar.loss(3.0, 5.0) == 4 and tidar.loss(3.0, 5.0, alpha=0) == 5

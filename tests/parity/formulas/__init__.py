@@ -25,6 +25,17 @@ Alignment: row t holds what the target knows after x_t. What row t reads, and wh
     deepseek_mtp  depth k = 1..D   h^{k−1}_t, x_{t+k}                 x_{t+k+1}  t (chain),          0 … T−1−k
                                                                                  t+k−1 (recursive)
     gloeckle      head i = 1..n    trunk_t                            x_{t+i}    t                   0 … T−1
+    pard          segment i        x_0 … x_{t−i}, then i masks        x_{t+1}    t                   i … T−1
+
+Blocks stand behind a prefix instead: n rows of the target's features and the anchor x_n (dflash, dspark, domino), or n tokens
+(tidar). Slot j has RoPE position n+j:
+
+    module        inputs of slot j                                    predicts
+    dflash        features_0 … features_{n−1}, x_n, all masks         x_{n+j} (fill-in), x_{n+j+1} (anchor-first)
+    dspark        the same, and x_{n+j}; rnn: x_n … x_{n+j}           x_{n+j+1}
+    domino        the same, and all tokens from x_n to the last one   as dflash
+                  before the token it predicts
+    tidar         x_0 … x_{n−1}, all masks                            x_{n+j}
 
 Arrays are 0-based: logits[0] is the first head, depth or step of its family. A row that lacks an input is NaN, so that
 it cannot be compared by accident; a row whose label or mask would lie behind the end has weight 0.
