@@ -43,8 +43,8 @@ class Draft:
     """A tree of guesses. Node 0 is the anchor; parent[i] < i; siblings stand in draw order.
 
     An invalid node is simply absent (as are its descendants). `q` holds, for each node with children, the
-    warped law its children were drawn from; `q_row[i]` is node i's row in it (nodes may share one), -1 at leaves. `max_depth` is static:
-    no node is deeper, whatever the batch holds.
+    warped law its children were drawn from; `q_row[i]` is node i's row in it (nodes may share one), -1 at leaves.
+    `max_depth` is static: no node is deeper, whatever the batch holds.
     """
 
     tokens: Int[Array, "B N"]
