@@ -7,15 +7,13 @@ any other runs it. The first eight problems chose the drafters' checkpoints and 
 matrices may flip, are listed with the gap that plain decoding chose by.
 """
 
-from configs.smollm2 import PRECISION, on_trees
+from configs.smollm2 import PRECISION, SHIPPED, on_trees
 from experiments.config import DecodeConfig, TargetConfig
 from sdjax.drafters.ngram import NGram
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.compare import Decoding
 from sdjax.study.methods import Method, Sampling
 from sdjax.study.prompts import Prompts
-
-SHIPPED = {"medusa": "medusa-smollm2-135m", "hydra_plus": "hydra-plus-smollm2-135m", "eagle3": "eagle3-smollm2-135m"}
 
 
 def get_config() -> DecodeConfig:
