@@ -62,7 +62,10 @@ TIDAR = TiDAR(NARROW.layers, N)
 
 
 def params_of(drafter):
+    """Random ones; of heads large enough that each of their parts moves the logits."""
     params = random_params(drafter)
+    if "markov" in params:
+        params |= {"markov": jax.tree.map(lambda x: 4 * x, params["markov"])}
     return params | {"mask": target_params()["embed"][MASK_TOKEN]} if isinstance(drafter, Block) else params
 
 
@@ -89,13 +92,18 @@ def trace(mask=MASK):
     return Trace(batch(mask), jnp.asarray(FEATURES)[None], jnp.asarray(HIDDEN)[None])
 
 
-@partial(jax.jit, static_argnames=("drafter", "n"))
-def drafted(drafter, params, n):
-    """Behind n tokens and the anchor: a draft that is drawn, and the greedy one."""
+def observed(drafter, params, n):
+    """The drafter's state behind n tokens."""
     tokens, place = jnp.asarray(TOKENS)[None], jnp.arange(n)[None]
     features = jnp.asarray(FEATURES[:n])[None, :, : len(drafter.taps)]
     seen = Committed(tokens[:, :n], place, tokens[:, 1 : n + 1], features, place, jnp.array([n]))
-    state = drafter.observe(context(n), params, drafter.empty(TARGET, 1, T), seen)
+    return drafter.observe(context(n), params, drafter.empty(TARGET, 1, T), seen)
+
+
+@partial(jax.jit, static_argnames=("drafter", "n"))
+def drafted(drafter, params, n):
+    """Behind n tokens and the anchor: a draft that is drawn, and the greedy one."""
+    state = observed(drafter, params, n)
     drawn = replace(drafter, sampled=True).propose(context(n), params, state)[0]
     return drawn, drafter.propose(context(n, temperature=0.0), params, state)[0]
 
@@ -245,6 +253,22 @@ def test_a_visible_prefix():
         loss, _ = loss_of(drafter, context(0, mask), params, of, key)
         np.testing.assert_allclose(loss, weights @ values / weights.sum(), rtol=1e-4)
     assert len(seen) > 1
+
+
+@partial(jax.jit, static_argnames=("drafter", "n"))
+def branched(drafter, params, n):
+    """Blocks behind one anchor that are shown 0, 1 and 2 of the tokens behind it."""
+    tokens = jnp.tile(jnp.asarray(TOKENS[n : n + N]), (1, N, 1))
+    return drafter.branches(context(n), params, observed(drafter, params, n), tokens, jnp.arange(N)[None])
+
+
+def test_branches():
+    """Side by side in one pass, as each alone."""
+    drafter, n = replace(DFLASH, visible_prefix=0.9), 6
+    params = params_of(drafter)
+    W, found = published(DFLASH, params), branched(drafter, params, n)[0]
+    for visible in range(N):
+        np.testing.assert_allclose(found[visible], states(DFLASH, W, n, TOKENS[n : n + visible + 1]), atol=1e-4)
 
 
 def test_boundaries():

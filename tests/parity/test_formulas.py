@@ -2,6 +2,7 @@
 
 import ast
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -101,10 +102,6 @@ for number in (5, 6):
     MTP |= {f"{name}.{norm}.weight": rng.normal(size=E) for norm in ("enorm", "hnorm", "shared_head.norm")}
 EXTRA = llama_layer("extra_heads.0") | llama_layer("extra_heads.1")
 HYDRA = {None: hydra_weights(False), G: hydra_weights(True)}
-BLOCK = llama_layer("layers.0") | llama_layer("layers.1") | {"fc.weight": matrix(E, M * E)}
-BLOCK |= {f"{name}.weight": rng.normal(size=E) for name in ("hidden_norm", "norm")}
-CAUSAL_LM = llama_layer("model.layers.0") | llama_layer("model.layers.1")
-CAUSAL_LM |= {"model.embed_tokens.weight": EMBED, "model.norm.weight": NORM}
 
 
 def same(a, b):
@@ -599,10 +596,22 @@ def test_gloeckle_loss_is_a_plain_sum():
 # Blocks behind an anchor
 
 
+@cache
+def block():
+    W = llama_layer("layers.0") | llama_layer("layers.1") | {"fc.weight": matrix(E, M * E)}
+    return W | {f"{name}.weight": rng.normal(size=E) for name in ("hidden_norm", "norm")}
+
+
+@cache
+def causal_model():
+    W = llama_layer("model.layers.0") | llama_layer("model.layers.1")
+    return W | {"model.embed_tokens.weight": EMBED, "model.norm.weight": NORM}
+
+
 def test_a_causal_block_is_the_beginning_of_a_longer_one():
     """A full one is not; tokens that are shown behind the anchor are seen by those that see them."""
     run = lambda causal, slots, clean=TOKENS[4:5]: dflash.states(
-        BLOCK, dflash.DFlash(G, causal=causal), EMBED, FEATURES[:4], clean, 10, slots
+        block(), dflash.DFlash(G, causal=causal), EMBED, FEATURES[:4], clean, 10, slots
     )
     same(run(True, 5)[:2], run(True, 2))
     assert not np.allclose(run(False, 5)[:2], run(False, 2))
@@ -615,7 +624,7 @@ def test_a_causal_block_is_the_beginning_of_a_longer_one():
 def test_the_layouts_read_one_block_differently():
     """As many slots draft one token more where the anchor's own predicts."""
     fill_in, first = (
-        dflash.draft(BLOCK, dflash.DFlash(G, anchor_first), EMBED, UNEMBED, FEATURES[:4], 3, 10, 4)
+        dflash.draft(block(), dflash.DFlash(G, anchor_first), EMBED, UNEMBED, FEATURES[:4], 3, 10, 4)
         for anchor_first in (False, True)
     )
     assert len(fill_in[0]) == 3 and len(first[0]) == 4
@@ -624,11 +633,11 @@ def test_the_layouts_read_one_block_differently():
 
 def test_a_block_reads_its_context_and_nothing_else_of_it():
     """Context rows are no stream: what one of them holds changes no other's key, so their order lies in RoPE alone."""
-    run = lambda features: dflash.states(BLOCK, dflash.DFlash(G), EMBED, features, TOKENS[4:5], 10, 3)[None]
+    run = lambda features: dflash.states(block(), dflash.DFlash(G), EMBED, features, TOKENS[4:5], 10, 3)[None]
     for t in range(4):
         assert changed(run, FEATURES[:4], t) == {(0, j) for j in range(3)}
     still = dflash.DFlash(replace(G, theta=1e30))  # only the first pair of each head turns
-    flat = {name: tensor for name, tensor in BLOCK.items()}
+    flat = dict(block())
     for i in range(2):
         for part in ("q_proj", "k_proj"):
             weight = flat[f"layers.{i}.self_attn.{part}.weight"].reshape(-1, WIDTH, E).copy()
@@ -684,13 +693,13 @@ def test_domino_remembers():
 
 def test_masks_behind_a_text():
     """One mask is alike to both; more of them see each other in TiDAR alone; the text sees none."""
-    segments = pard.segment_logits(CAUSAL_LM, G, TOKENS, 10, 3)
-    same(segments[0], pard.causal_logits(CAUSAL_LM, G, TOKENS))
+    segments = pard.segment_logits(causal_model(), G, TOKENS, 10, 3)
+    same(segments[0], pard.causal_logits(causal_model(), G, TOKENS))
     for n in range(1, T):
-        drafted = pard.draft(CAUSAL_LM, G, TOKENS[:n], 10, 3)[1]
-        same(drafted[1], tidar.block_logits(CAUSAL_LM, G, TOKENS[:n], 10, 1)[0])
+        drafted = pard.draft(causal_model(), G, TOKENS[:n], 10, 3)[1]
+        same(drafted[1], tidar.block_logits(causal_model(), G, TOKENS[:n], 10, 1)[0])
         same(drafted[:2], [segments[i, n - 1 + i] for i in range(2)])
-        assert not np.allclose(drafted[1], tidar.block_logits(CAUSAL_LM, G, TOKENS[:n], 10, 2)[0])
-    same(tidar.causal_logits(CAUSAL_LM, G, TOKENS), segments[0])
+        assert not np.allclose(drafted[1], tidar.block_logits(causal_model(), G, TOKENS[:n], 10, 2)[0])
+    same(tidar.causal_logits(causal_model(), G, TOKENS), segments[0])
     assert [pard.keep_rate(i) for i in (0, 1, 5, 7)] == pytest.approx([1, 0.7, 0.2, 0.2])
     assert tidar.loss(3.0, 5.0) == 4 and tidar.loss(3.0, 5.0, alpha=0) == 5

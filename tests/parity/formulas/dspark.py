@@ -76,8 +76,8 @@ def accept_target(draft_logits: np.ndarray, target_logits: np.ndarray) -> float:
 
 
 def binary_cross_entropy(logit: float, wanted: float) -> float:
-    c = sigmoid(logit)
-    return float(-wanted * np.log(c) - (1 - wanted) * np.log(1 - c))
+    """−wanted · log c − (1 − wanted) · log(1 − c), c = σ(logit)."""
+    return float(wanted * np.logaddexp(0, -logit) + (1 - wanted) * np.logaddexp(0, logit))
 
 
 def loss(
