@@ -121,7 +121,8 @@ class Pard:
         slots = Slots(self.drop.counts(trace.batch.tokens.shape[1], self.length))
         place, weight = draw_chains(self.drop, slots, trace, key, lag=0)
         hidden = self.run_slots(ctx, params, trace, place, slots)
-        head, at = params.get("head", {}), (slots.places(place, by=0), weight)
+        head = {} if self.head == DraftHead() else params["head"]  # else it is the model's own matrix
+        at = slots.places(place, by=0), weight
         logits = lambda hidden: self.logits(ctx, params, hidden)
         return chain_loss(ctx, self.head, head, logits, trace, hidden, at, slots, self.text, self.soft)
 

@@ -55,7 +55,7 @@ BLOCKS = {
     "domino": DOMINO,
     "domino, fill in": replace(DOMINO, layout="fill_in"),
 }
-MODEL = replace(TARGET, layers=2, windows=(), qkv_bias=False, tied=True)
+MODEL = replace(TARGET, layers=2, windows=(), qkv_bias=False, tied=False)
 PARD = Pard(MODEL, N, mask_token=MASK_TOKEN, drop=Drop(1, 1))
 NARROW = replace(TARGET, windows=())
 TIDAR = TiDAR(NARROW.layers, N)

@@ -114,10 +114,10 @@ def with_gru(drafter: Block, settings: Mapping[str, Any], notes: list[str]) -> B
     given = {"rank": whole(settings, "emb_dim"), "gru": whole(settings, "gru_hidden_dim")}
     first = settings["pure_draft_prefix_len"]
     if first is None:
-        notes.append("pure_draft_prefix_len is not given: 1, as the released code has it")
+        notes.append("pure_draft_prefix_len is not given: 0, as the released code reads it")
     recipe = Block.domino(drafter.taps, drafter.mask_token, 0, drafter.length, **given)
     changes: dict[str, Any] = {
-        "uncorrected": 1 if first is None else first,
+        "uncorrected": first or 0,
         "layout": drafter.layout,
         "block_mask": drafter.block_mask,
     }
