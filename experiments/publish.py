@@ -98,7 +98,7 @@ def noted(config: Publish, model: Model) -> dict[str, Any]:
         "dtype": config.dtype,
         "target": model.name,
         "licence": LICENCES[model.name],
-        "recipe": {key: chosen[key] for key in RECIPE} | {"devices": inputs["devices"]},
+        "recipe": {key: chosen[key] for key in RECIPE} | {"readers": inputs["readers"]},
         "held_out": {
             "prompts": prompts | {"file": Path(prompts["file"]).name},
             "count": len(inputs["held_out"]),

@@ -101,6 +101,12 @@ def check(drafter, temperature, shape, target=TARGET):
 
 @pytest.mark.mesh
 @on_mesh
+def test_a_sampled_tree_of_a_model_on_both_axes():
+    check(TreeDraftModel.tiny(TARGET), 1.0, "2x4")
+
+
+@pytest.mark.mesh
+@on_mesh
 @pytest.mark.parametrize("cls, temperature, shape", cases())
 def test_tokens_are_those_of_one_device(cls, temperature, shape):
     check(cls.tiny(TARGET), temperature, shape)
@@ -127,7 +133,7 @@ def test_no_device_holds_more_than_its_part():
 def test_one_case_in_a_process_of_eight_devices():
     """The whole of this file is `make test-mesh`; this is what every run of the tests affords."""
     flags = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SIMULATED}", "JAX_PLATFORMS": "cpu"}
-    case = f"{Path(__file__).relative_to(ROOT)}::test_tokens_are_those_of_one_device[2x4-1-TreeDraftModel]"
+    case = f"{Path(__file__).relative_to(ROOT)}::{test_a_sampled_tree_of_a_model_on_both_axes.__name__}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", case]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | flags, capture_output=True, text=True)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]

@@ -75,7 +75,8 @@ def test_sequences_are_split_over_data_and_scalars_are_everywhere():
     placed = layout(2, 2, 2).state(state)
     both = ("data", "fsdp")
     assert placed.tokens.spec == P(both, None) and placed.done.spec == P(both) and placed.step.spec == P()
-    assert placed.cache.length.spec == P(both) and placed.records.node.spec == P(both, None, None)
+    assert placed.cache.length.spec == P(both) and placed.records.accepted.spec == P(both, None)
+    assert state.records.node.size == 0 and placed.records.node.spec == P()
     assert layout(8, 1, 1).state(state).tokens.spec == P(None, None)
 
 
