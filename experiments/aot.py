@@ -28,9 +28,12 @@ from sdjax.study.verify_cost import verify_cost
 
 def main(given: Given) -> int:
     """Compiles what was asked for, writes files and page, and returns how many faults were found."""
+    asked = configs(given)
+    if given.only != "page" and not any(chosen(config, given) or curves(config, given) for config in asked):
+        raise ValueError(f"nothing in configs/aot has case {given.case}, topology {given.topology} and is of '{given.only}'")
     for folder in (given.reports, given.curves):
         folder.mkdir(parents=True, exist_ok=True)
-    faults = sum(of_config(config, given) for config in configs(given))
+    faults = sum(of_config(config, given) for config in asked)
     given.reports.with_suffix(".md").write_text(page(given), encoding="utf-8")
     return faults
 

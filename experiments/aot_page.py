@@ -18,8 +18,8 @@ a TPU). None was measured on hardware.**
 All figures are those of one chip. Memory is exact: it is what the program allocates. FLOPs and bytes are those of one
 draft-verify step; a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler
 expects of its instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that
-run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case keeps what
-`sdjax.study.promises` asks for: no parameter, cache or array of the vocabulary's size moves between chips, no cache is copied,
+run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to
+keep what `sdjax.study.promises` says: no parameter, cache or array of the vocabulary's size moves between chips, no cache is copied,
 the state is updated in place, the target's pass has at most two all-reduces a layer and four more, and where a case fits, a
 tenth of the memory is free.
 """
@@ -73,7 +73,8 @@ default; JAX's `dot_product_attention` for cache and staged rows, merged by log-
 committed part, by its final schedule; and reading the cache's rows once, which none can beat. For one token XLA is at or near
 that bound, and JAX's own form is nowhere much faster than the default: no switch for either. Wide passes are bound by the
 softmax of their scores; there `Decoder(flash=True)` takes the kernel, on chips that hold one kv head each (with more, XLA
-lays caches out otherwise, and would turn them around in each step).
+lays caches out otherwise, and would turn them around in each step). It asks for the mesh by `jax.set_mesh`, as these compiles
+do; the launchers do not set it, and decode without the kernel.
 """
 ATTENTION_COLUMNS = ("chip", "tokens", "cache rows", "default", "JAX's own", "kernel", "reading the cache")
 
@@ -84,6 +85,8 @@ def page(given: Given) -> str:
     cases, steps = ([r for r in reports if ("rows" in r) is training] for training in (False, True))
     parts = [HEAD, table(COLUMNS, map(cells, cases)), COLLECTIVES]
     parts.append("\n".join(f"- {r['target']} {r['case']}: {exchanged(r)}" for r in cases if "collectives" in r) + "\n")
+    broken = [f"- **{r['target']} {r['case']}: {fault}**" for r in reports for fault in r["faults"]]
+    parts.insert(1, "\n".join(broken or ["No case breaks a promise."]) + "\n")
     if steps:
         parts += [STEPS, table(STEP_COLUMNS, map(step_cells, steps))]
     if costs:

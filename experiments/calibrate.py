@@ -48,7 +48,7 @@ class Calibration:
     target: TargetConfig = TargetConfig()
     """The drafter's target; the name "tiny" is the tiny world's, from `runs`."""
     held_out: HeldOutConfig = HeldOutConfig(Prompts(skip=8, count=40))
-    """The prompts: others than those that chose the drafter's checkpoint."""
+    """The prompts. They must not have chosen the drafter's checkpoint: skip as many as its config's held_out counts."""
     plot: Path | None = None
     """Writes a reliability plot (PNG) there."""
     write: bool = False

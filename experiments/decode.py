@@ -70,7 +70,8 @@ def decode(config: DecodeConfig, prompts: Sequence[Prompt], model: Model, consol
     layout = config.mesh.layout(DECODE)
     if layout is not None:
         model = model._replace(params=lay_out(model.params, layout.params(model.target.specs())))
-    groups = arms(config.methods, config.rule, model, config.decode.chunk, layout)
+    with in_host_memory() if layout is not None else nullcontext():  # draft models and tuned targets are loaded there, too
+        groups = arms(config.methods, config.rule, model, config.decode.chunk, layout)
     comparison = Comparison(model, groups, prompts, config.prompts.turns, config.prompts.chat, config.decode)
     folder = open_run(Path(config.runs) / config.name, resolved(config, prompts, model))
     launches = [*folder.load("launches.json", []), launch_identity()]

@@ -93,5 +93,7 @@ class RolloutConfig:
         return Path(self.corpora) / self.name
 
     def place(self) -> tuple[int, int]:
-        """Which process of how many this is."""
+        """Which process of how many this is; ValueError where both a pod and the config say."""
+        if self.hosts > 1 and jax.process_count() > 1:
+            raise ValueError(f"hosts is {self.hosts}, but the pod itself has {jax.process_count()} processes; leave hosts out")
         return (self.host, self.hosts) if self.hosts > 1 else (jax.process_index(), jax.process_count())

@@ -61,12 +61,13 @@ settings() {
 
 # The line that runs a program on a host, in a folder, by a Python: on_host FOLDER PYTHON PROGRAM ...
 # What was written comes from the bucket first and goes there every five minutes and at the end, so that a machine that is
-# taken away takes little with it. Hosts share no disk: each sends what it has written, and never an older copy of another's.
+# taken away takes little with it; without what is there, nothing starts. Hosts share no disk: each sends what it has written, and never an older copy of another's.
 on_host() {
     local folder=$1 python=$2 words
     shift 2
     printf -v words '%q ' "$@"
-    printf '%s' "cd $folder && mkdir -p runs && gcloud storage rsync --recursive $BUCKET/runs runs; \
+    printf '%s' "cd $folder && mkdir -p runs && echo | gcloud storage cp - $BUCKET/runs/.here \
+&& gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime $BUCKET/runs runs || exit 1; \
 save() { gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime runs $BUCKET/runs; }; \
 (while sleep 300; do save; done) & keeper=\$!; set -o pipefail; \
 $(settings) $python -m ${words% } 2>&1 | tee -a ~/sdjax.log; code=\$?; kill \$keeper; save; exit \$code"

@@ -15,7 +15,7 @@ from jax.experimental import topologies
 from sdjax.mesh.chips import Chip
 from sdjax.mesh.hlo import Instruction, Program, read_program
 
-OVER = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT])\b")  # two ways of saying how much is needed
+OVER = re.compile(r"(?:Used (?=\S+ of \S+ hbm)|HLO temporaries \()([\d.]+)([KMGT])\b")  # two ways of saying how much is needed
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

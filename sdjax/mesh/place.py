@@ -18,16 +18,20 @@ def spread(tree: Any, shardings: Any) -> Any:
 
 
 def lay_out(tree: Any, shardings: Any) -> Any:
-    """Arrays that are all on these devices already are laid out anew; of others, those that are not in place are spread."""
-    is_on = lambda x, sharding: isinstance(x, jax.Array) and x.sharding.device_set == sharding.device_set
-    if all(jax.tree.leaves(jax.tree.map(is_on, tree, shardings))):
-        return jax.jit(unchanged, out_shardings=shardings)(tree)
-    stays = lambda x, sharding: is_on(x, sharding) and x.sharding.is_equivalent_to(sharding, x.ndim)
-    return jax.tree.map(lambda x, sharding: x if stays(x, sharding) else spread(x, sharding), tree, shardings)
+    """Each array as it is where it is in place, laid out anew where it is on these devices, and else spread."""
+
+    def placed(x: Any, sharding: Any) -> jax.Array:
+        if not isinstance(x, jax.Array) or x.sharding.device_set != sharding.device_set:
+            return spread(x, sharding)
+        if x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
+        return jax.jit(unchanged, out_shardings=sharding)(x)
+
+    return jax.tree.map(placed, tree, shardings)
 
 
-def unchanged(tree: Any) -> Any:
-    return tree
+def unchanged(x: jax.Array) -> jax.Array:
+    return x
 
 
 def on_host(tree: Any) -> Any:

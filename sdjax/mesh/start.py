@@ -35,9 +35,3 @@ def whole(environment: Mapping[str, str], name: str) -> int:
 def speaks() -> bool:
     """Whether this process prints and writes summaries: the first does, alone."""
     return jax.process_index() == 0
-
-
-def say(text: str) -> None:
-    """Prints, once a pod."""
-    if speaks():
-        print(text, flush=True)

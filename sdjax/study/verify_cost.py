@@ -49,6 +49,8 @@ def pass_seconds(target: Decoder, topology: str, data: int, tokens: int, context
             abstract(cache, layout.state(cache)),
             jax.ShapeDtypeStruct((data, tokens), jnp.int32, sharding=one_a_group),
         )
+        if not compiled.fits:
+            raise ValueError(f"a pass over {tokens} tokens behind {context} rows does not fit {topology}; ask for fewer widths")
         found.append(np.array([compiled.program.cycles / chip.clock, compiled.memory.arguments / chip.bandwidth]))
     one_layer = (found[1] - found[0]) / (SHALLOW[1] - SHALLOW[0])
     return float(max(found[0] + one_layer * (target.layers - SHALLOW[0])))

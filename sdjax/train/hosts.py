@@ -28,7 +28,13 @@ def gather(value: Any) -> list[Any]:
 
 def told_by_first(value: Any) -> Any:
     """The first process's JSON data, in all of them."""
-    return gather(value if speaks() else None)[0]
+    if jax.process_count() == 1:
+        return value
+    text = np.frombuffer(json.dumps(value if speaks() else None).encode(), np.uint8)
+    whole = np.zeros(int(multihost_utils.broadcast_one_to_all(np.array(len(text)))), np.uint8)
+    if speaks():
+        whole[:] = text
+    return json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(whole))))
 
 
 def anywhere(flag: bool) -> bool:

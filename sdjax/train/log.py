@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 from tensorboardX import SummaryWriter
 
 from sdjax.core.plain import finite
+from sdjax.mesh.start import speaks
 from sdjax.train.evaluate import forced_acceptance
 
 Row = Mapping[str, Any]
@@ -20,7 +20,7 @@ class Log:
     """Lines of metrics.jsonl hold `step` and its figures. What a run has written beyond `step` is taken back."""
 
     def __init__(self, folder: Path, step: int, console: Console):
-        self.speaks = jax.process_index() == 0
+        self.speaks = speaks()
         self.folder, self.path, self.console = folder, folder / "metrics.jsonl", console
         if self.speaks:
             rewind(self.path, step)
@@ -42,6 +42,12 @@ class Log:
     def say(self, text: str) -> None:
         if self.speaks:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def warn_of_gap(self, step: int) -> None:
+        """Says where lines up to `step` are missing: a checkpoint outlived them, and sums over the run are too low."""
+        last = max((row["step"] for row in read(self.path) if "loss" in row), default=0) if self.path.exists() else 0
+        if self.speaks and last < step:
+            self.say(f"{self.path} ends at step {last}: of the steps behind it, tokens and seconds are in no account")
 
     def window(self, rows: Sequence[Row], steps: int, depth: int) -> None:
         """Writes the rows and shows the last: over the line before on a terminal."""

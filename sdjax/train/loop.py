@@ -18,6 +18,7 @@ from rich.console import Console
 
 from sdjax.core.plain import write_json
 from sdjax.mesh.layout import Layout
+from sdjax.mesh.start import speaks
 from sdjax.train.checkpoint import Checkpoints
 from sdjax.train.evaluate import HeldOut
 from sdjax.train.hosts import anywhere, gather, whole_batch
@@ -95,7 +96,7 @@ def fit(job: Job, state: TrainState, console: Console) -> Fitted:
     """
     folder = job.checkpoints or epath.Path(job.folder / "checkpoints")
     with closing(Checkpoints(folder, job.config, job.recipe.cadence.keep)) as checkpoints:
-        if jax.process_index() == 0:
+        if speaks():
             write_json(job.folder / "config.json", job.config)
         progress = Progress()
         if checkpoints.latest is not None:
@@ -115,6 +116,7 @@ def run_steps(
     recipe, cadence, steps, step = job.recipe, job.recipe.cadence, job.recipe.optimiser.steps, int(state.step)
     if step:
         log.say(f"going on from step {step} of {steps}")
+        log.warn_of_gap(step)
     window, update = Window(job.folder), job.step(state)
     rows = None if job.layout is None else batch_sharding(job.layout)
     while step < steps and not progress.is_stale(cadence):

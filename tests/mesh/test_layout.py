@@ -117,3 +117,12 @@ def test_mistakes_are_named():
         layout(1, 1, 2).params(strange)
     with pytest.raises(ValueError, match="takes 6 devices"):
         make_mesh(2, 1, 3)
+
+
+def test_what_is_in_place_is_not_copied():
+    x = jnp.arange(4.0)
+    assert lay_out({"a": x, "b": np.ones(2)}, {"a": x.sharding, "b": x.sharding})["a"] is x
+
+
+def test_the_kernels_axes_are_those_of_the_rules():
+    assert SPLIT == (DECODE.axes("batch"), DECODE.axes("kv_heads"))
