@@ -19,9 +19,9 @@ All figures are those of one chip. Memory is exact: it is what the program alloc
 draft-verify step; a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler
 expects of its instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that
 run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to
-keep what `sdjax.study.promises` says: no parameter, cache or array of the vocabulary's size moves between chips, no cache is copied,
-the state is updated in place, the target's pass has at most two all-reduces a layer and four more, and where a case fits, a
-tenth of the memory is free.
+keep what `sdjax.study.promises` says: no parameter, cache or array of the vocabulary's size moves between chips, no cache is
+copied, the state is updated in place, the target's pass has at most two all-reduces a layer and four more, and where a case
+fits, a tenth of the memory is free.
 """
 COLUMNS = (
     "target",

@@ -2,8 +2,8 @@
 
     python -m experiments.train --config configs/train/diffuspec_smollm2.py
 
-The paper takes a pretrained one of 7B, and drafts 20 to 30 tokens. Texts, token budget and the commands that make the
-corpora are in configs/smollm2.py.
+Lengths follow where drafts end: with <|endoftext|> or <|im_end|>. The paper takes a pretrained model of 7B, and drafts 20 to
+30 tokens. Texts, token budget and the commands that make the corpora are in configs/smollm2.py.
 """
 
 from configs.smollm2 import CHAIN, VOCABULARY, training
@@ -14,4 +14,4 @@ from sdjax.drafters.masked_diffusion import MaskedDiffusion
 
 def get_config() -> TrainConfig:
     model = MaskedDiffusion(CHAIN.depth, layers=2, head=VOCABULARY, anchors=128)
-    return training("diffuspec_smollm2", DiffuSpec(model, shortest=1, growth=1), learning_rate=1e-3)
+    return training("diffuspec_smollm2", DiffuSpec(model, shortest=1, growth=1, stops=(0, 2)), learning_rate=1e-3)

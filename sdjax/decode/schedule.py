@@ -7,7 +7,8 @@ being the expected tokens of a step.
 Where drafts are sampled and judged by coins, a cut must not know the token that it cuts, or the output is no longer the
 target's: whether a node stays may depend on what stands before it alone. Hence all rules here are thresholds in one order,
 in which a node comes behind everything that it hangs on; `verify/schedule_law.py` enumerates that they are exact, and that
-a search for the best Θ over the whole order is not.
+a search for the best Θ over the whole order is not. Rules that reckon with how many paths a tree has (KSequential, BestPath)
+are exact behind `Fixed` alone, and `Loop` refuses the others.
 """
 
 from dataclasses import dataclass
@@ -54,8 +55,12 @@ class Throughput:
     levels: int = 0
 
     def rates(self, most: int, pack: tuple[int, ...] = ()) -> Float[np.ndarray, " n"]:
-        """SPS(0) .. SPS(most); with `pack`, of the passes that hold so many rows. ValueError where the curve ends before."""
-        self.costs.verify_time(most)
+        """SPS(0) .. SPS(most); with `pack`, of the passes that hold so many rows.
+
+        ValueError where the curve does not reach from 1 to `most`.
+        """
+        for width in (1, most):
+            self.costs.verify_time(width)
         n = np.arange(most + 1)
         n = widths_of(pack, most)[np.searchsorted(widths_of(pack, most), n)] if pack else n
         times = np.interp(n, self.costs.tokens, self.costs.verify)
@@ -193,7 +198,8 @@ class Oracle:
         wrong = rows(jnp.asarray(answer), jnp.minimum(at, answer.shape[1] - 1)) != draft.tokens
         wrong |= at >= answer.shape[1]
         above = ancestor_mask(draft.parent, draft.max_depth)
-        return None, draft.replace(valid=draft.valid & ~jnp.any(above & wrong[:, None], -1))
+        stays = (draft.depth == 0) | ~jnp.any(above & wrong[:, None], -1)
+        return None, draft.replace(valid=draft.valid & stays)
 
 
 def survival_of(draft: Draft) -> Float[Array, "B N"]:

@@ -11,10 +11,12 @@ from jaxtyping import Array, Bool, Int, UInt
 from sdjax.core.cache import Cache
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Context, Records
-from sdjax.decode.schedule import Schedule
+from sdjax.decode.schedule import Fixed, Schedule
 from sdjax.drafters.base import Drafter
 from sdjax.targets.decoder import Decoder
 from sdjax.verify.base import Rule
+from sdjax.verify.kseq import KSequential
+from sdjax.verify.multipath import BestPath
 from sdjax.verify.walk import Walk
 
 
@@ -86,6 +88,13 @@ class Loop:
             raise ValueError(
                 f"{type(self.schedule).__name__} knows what will be accepted, which is settled only at temperature 0 or by the "
                 f"walk; the temperature is {self.warp.temperature} and the rule {type(self.rule).__name__}"
+            )
+        is_tree = self.drafter.nodes != self.drafter.depth + 1
+        reckons = isinstance(self.rule, KSequential | BestPath)
+        if is_tree and reckons and self.schedule and not isinstance(self.schedule, Fixed):
+            raise ValueError(
+                f"{type(self.rule).__name__} reckons with how many paths there are, and {type(self.schedule).__name__} makes "
+                "that depend on their tokens: the output would not be the target's; take Recursive or Traversal, or Fixed"
             )
         if self.rule.chains_only and self.drafter.nodes != self.drafter.depth + 1:
             raise ValueError(

@@ -57,11 +57,12 @@ class Block:
     and keys). `windows` has a sliding window for each layer (None: none; empty: none anywhere), which ends at the query: such
     layers are causal within the block whatever `block_mask` says, as in released code.
 
-    Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay), or as D-PACE has it with α = `dpace`. It is
-    `text` · CE(token) + `soft` · CE(target's law) + `l1` · Σ|p - q| + `lk` · hybrid LK + `confidence` · BCE of a confidence
-    head (0: there is none). Of the weight of the text, 1 - step / `base_steps` goes to the CE of the uncorrected logits.
-    The `soft` loss is taken with both laws at `soft_temperature`, times its square. With a confidence head drafts say their
-    survival; `temperatures`, from calibration, divide the logit of each slot.
+    Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay) (None: all alike), or as D-PACE has it with
+    α = `dpace`. It is `text` · CE(token) + `soft` · CE(target's law) + `l1` · Σ|p - q| + `lk` · hybrid LK + `confidence` · BCE
+    of a confidence head (0: none; its gradient reaches the layers, unless `confidence_stops`). Of the weight of the text,
+    1 - step / `base_steps` goes to the CE of the uncorrected logits. The `soft` loss is taken with both laws at
+    `soft_temperature`, times its square. With a confidence head drafts say their survival; `temperatures`, from calibration,
+    divide the logit of each slot.
 
     With `visible_prefix` β training also shows each block its first l < `length` tokens, l drawn ∝ β^l, and learns the
     others, the first of them with weight 1: D²SD's variable-prefix drafter, which redrafts what stands behind a prefix.
@@ -82,7 +83,7 @@ class Block:
     shape: Decoder | None = None
     windows: tuple[int | None, ...] = ()
     anchors: int = 512
-    decay: float = 4.0
+    decay: float | None = 4.0
     dpace: float | None = None
     text: float = 1.0
     base_steps: int = 0
@@ -91,6 +92,7 @@ class Block:
     soft_temperature: float = 1.0
     lk: float = 0.0
     confidence: float = 0.0
+    confidence_stops: bool = False
     temperatures: tuple[float, ...] = ()
     visible_prefix: float | None = None
 
@@ -108,8 +110,10 @@ class Block:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         weights = (self.text, self.soft, self.l1, self.lk)
-        if self.decay <= 0 or min(weights) < 0 or sum(weights) == 0:
-            raise ValueError("decay must be positive, and of the weights text, soft, l1 and lk none negative and one positive")
+        if (self.decay is not None and self.decay <= 0) or min(weights) < 0 or sum(weights) == 0:
+            raise ValueError(
+                "decay must be positive or None, and of the weights text, soft, l1 and lk none negative and one positive"
+            )
         for name in ("confidence", "uncorrected", "base_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
@@ -117,6 +121,10 @@ class Block:
             raise ValueError(f"dpace is {self.dpace}; D-PACE's α lies in [0, 1] (None: the weights decay with the slot)")
         if self.temperatures and (len(self.temperatures) < self.length or min(self.temperatures) <= 0):
             raise ValueError(f"temperatures are {self.temperatures}; give a positive one for each of {self.length} slots")
+        if self.temperatures and not self.confidence:
+            raise ValueError("temperatures divide the logits of a confidence head, and there is none; give confidence, or ()")
+        if self.markov != "none" and self.uncorrected >= self.length:
+            raise ValueError(f"uncorrected is {self.uncorrected} of {self.length} slots; the Markov head would correct none")
         if self.soft_temperature <= 0:
             raise ValueError(f"soft_temperature is {self.soft_temperature}; the laws of a loss are compared at a positive one")
         if self.visible_prefix is not None and not (0 < self.visible_prefix <= 1 and self.length > 1):
@@ -236,6 +244,15 @@ class Block:
             return None
         return self.told(markov_block(ctx, params["markov"], previous, hidden), jnp.arange(self.length))
 
+    def trust_of_text(
+        self, params: Any, previous: Int[Array, "B A N"], hidden: Float[Array, "B A N E"]
+    ) -> Float[Array, "B A N"]:
+        """The confidence's logits; where `confidence_stops`, its loss trains the head alone."""
+        if self.confidence_stops:
+            params = params | {"markov": lax.stop_gradient(params.get("markov", {}))}
+            hidden = lax.stop_gradient(hidden)
+        return confidence_logit(params, previous, hidden)
+
     def empty(self, target: Decoder, batch: int, capacity: int) -> Cache:
         return self.model(target).empty_cache(batch, capacity)
 
@@ -310,14 +327,14 @@ class Block:
         hidden = self.run_blocks(ctx, params, trace, place, visible)
         previous = jnp.concatenate([rows(trace.batch.tokens, place)[..., None], labels[..., :-1]], -1)
         told = self.told_of_text(ctx, params, previous, hidden)
-        trust = confidence_logit(params, previous, hidden) if self.confidence else None
+        trust = self.trust_of_text(params, previous, hidden) if self.confidence else None
         objectives = self.objectives(ctx)
         theirs = self.teachers(trace, place) if objectives.keys() - TEXTS else None
         slots = Slots(hidden, told, trust, theirs, label)
         wanted = objectives.keys() if self.dpace is None else objectives.keys() | {"text"}
         out = judge_slots(ctx, self.head, params, slots, weight, wanted, self.soft_temperature)
         if self.dpace is None:
-            by_slot = weight * jnp.exp(-jnp.maximum(behind, 0) / self.decay)
+            by_slot = weight * jnp.exp(-jnp.maximum(behind, 0) / (self.decay or math.inf))
         else:
             by_slot = dpace_weights(jnp.exp(-out["text"]) * inside, weight, self.dpace)
         loss = jnp.float32(0)

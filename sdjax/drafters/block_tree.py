@@ -4,7 +4,6 @@ A slot's law does not know which tokens the slots before it became, so the child
 same tokens, and a path's score is the sum of its slots' log-probabilities. No weights but the block's are needed.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +56,7 @@ class BlockTree:
         cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, nodes: int = 128, width: int = 7, **changes: Any
     ) -> "BlockTree":
         """JetSpec: slots see those before them alone, and learn the target's law, each slot alike."""
-        published = {"block_mask": "causal", "text": 0.0, "soft": 1.0, "decay": math.inf}
+        published = {"block_mask": "causal", "text": 0.0, "soft": 1.0, "decay": None}
         return cls(Block.dflash(taps, mask_token, length, **{**published, **changes}), nodes, width)
 
     @property

@@ -50,7 +50,7 @@ class DualBlock:
         cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, branches: int = 4, **changes: Any
     ) -> "DualBlock":
         """As published: DFlash, and another with prefixes drawn ∝ 0.9^l."""
-        first = Block.dflash(taps, mask_token, length, **changes)
+        first = Block.dflash(taps, mask_token, length, **{**changes, "visible_prefix": None})
         return cls(first, Block.dflash(taps, mask_token, length, **{"visible_prefix": 0.9, **changes}), branches)
 
     @property

@@ -73,7 +73,7 @@ def place(target: Decoder, case: Case, rules: Rules = DECODE, devices: Any = Non
 
 
 def compile_loop(placed: Placed) -> Compiled:
-    """The whole loop of `generate`, as it is called there under `jax.set_mesh`, by which `Decoder(flash=True)` tells its mesh."""
+    """The whole loop of `generate`, as it is called there; with the mesh set, by which `Decoder(flash=True)` tells its own."""
     with jax.set_mesh(placed.layout.mesh):
         return compile_ahead(run, placed.loop, placed.params, placed.state, jax.ShapeDtypeStruct((), jnp.int32), loop=True)
 

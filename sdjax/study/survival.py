@@ -24,6 +24,8 @@ def served_drafts(loop: Loop, params: Params, prompts: Sequence[Sequence[int]], 
     """Decodes `max_new` tokens behind each prompt, `batch` at a time; ValueError for trees, and drafts without survival."""
     if loop.drafter.nodes != loop.drafter.depth + 1:
         raise ValueError(f"{type(loop.drafter).__name__} drafts a tree; survival is calibrated slot by slot, along a chain")
+    if loop.schedule:
+        raise ValueError(f"{type(loop.schedule).__name__} cuts drafts: what it cuts is never judged; calibrate without it")
     capacity = bucket(rows_needed(loop, prompts, max_new))
     stated, accepted, request = [], [], []
     for at in range(0, len(prompts), batch):

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
 from typing import Protocol
 
@@ -12,11 +13,13 @@ import pytest
 
 import sdjax.drafters
 from sdjax.core.cache import Cache
+from sdjax.core.plain import finite
 from sdjax.core.types import Committed, Law
 from sdjax.decode.generate import prefill, run, start
 from sdjax.decode.state import Params
 from sdjax.drafters.pace import Pace
 from sdjax.study.timing import propose
+from sdjax.train.described import describe, rebuild
 from tests.tiny import NEW, PROMPTS, SEEDS, TARGET, decode, drafter_params, loop_of, plain, target_params
 
 
@@ -54,6 +57,11 @@ def test_the_suite_finds_the_drafters():
 def test_configs_are_hashable_and_say_their_size(drafter):
     assert hash(drafter) == hash(type(drafter).tiny(TARGET))
     assert drafter.nodes >= drafter.depth + 1
+
+
+@every_drafter
+def test_a_saved_drafter_is_the_same_when_read(drafter):
+    assert rebuild(json.loads(json.dumps(finite(describe(drafter))))) == drafter
 
 
 @every_drafter

@@ -12,12 +12,15 @@ from sdjax.decode.generate import generate
 from sdjax.decode.schedule import Delayed, Fixed, Oracle, Prefix, Threshold, Throughput, needs
 from sdjax.decode.state import Params
 from sdjax.drafters.ngram import NGram
+from sdjax.drafters.tree_model import TreeDraftModel
 from sdjax.trees.hardware import CostCurve
 from sdjax.trees.tree import Tree
+from sdjax.verify.kseq import KSequential
 from sdjax.verify.token import TokenRejection
 from tests.decode.confident import SAMPLED, Sure, linear_costs
-from tests.tiny import NEW, PROMPTS, SEEDS, loop_of, plain, target_params
+from tests.tiny import NEW, PROMPTS, SEEDS, TARGET, loop_of, plain, target_params
 
+TREE_DRAFTER = TreeDraftModel.tiny(TARGET)
 PARAMS = Params(target_params(), {})
 BATCH, LENGTH = 4, 5
 ROWS = BATCH * (LENGTH + 1)
@@ -142,6 +145,13 @@ def test_the_oracle_keeps_what_is_accepted_alone():
     assert int(made.records.accepted.sum()) > 0
 
 
+def test_an_oracle_that_knows_too_little_never_cuts_an_anchor():
+    answer = tuple((*prompt, *new[: len(new) // 2]) for prompt, new in zip(PROMPTS, plain(0.0), strict=True))
+    for pack in ((), (4, 8)):
+        made = generate(loop_of(SAMPLED, 0.0, schedule=Oracle(answer), pack=pack), PARAMS, PROMPTS, NEW, seeds=SEEDS)
+        assert made.tokens == plain(0.0) and int(made.records.proposed.min()) == 0
+
+
 decode = partial(generate, params=PARAMS, prompts=PROMPTS, max_new=NEW)
 
 
@@ -152,6 +162,8 @@ decode = partial(generate, params=PARAMS, prompts=PROMPTS, max_new=NEW)
         (lambda: decode(loop_of(Sure(), 0.0, schedule=Prefix(linear_costs(8)))), "covers 1 to 8 tokens, not 12"),
         (lambda: loop_of(SAMPLED, 1.0, TokenRejection(), schedule=Oracle(((1,),))), "Oracle knows what will be accepted"),
         (lambda: decode(loop_of(SAMPLED, 0.0, schedule=Oracle(((1,),)))), "knows 1 texts, but the batch has 3"),
+        (lambda: loop_of(TREE_DRAFTER, 1.0, KSequential(), schedule=Threshold(0.5)), "reckons with how many paths there are"),
+        (lambda: Prefix(Throughput(CostCurve((8, 16), (1.0, 1.5), 0.0))).throughput.rates(16), "covers 8 to 16 tokens, not 1"),
         (lambda: Threshold(1.5), "least is 1.5"),
         (lambda: Fixed(-1), "length is -1"),
         (lambda: Delayed(linear_costs(8), delay=0), "delay is 0"),

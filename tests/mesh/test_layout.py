@@ -4,15 +4,18 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+from sdjax.core.flash import SPLIT
 from sdjax.core.spec import Spec, zeros
 from sdjax.decode.place import params_shardings, state_shardings
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.mesh.layout import DECODE, MESH_AXES, TRAIN, Layout, Rules, make_mesh
+from sdjax.mesh.place import lay_out
 from sdjax.targets.decoder import Decoder
 from tests.conformance.test_drafters import drafter_classes
 from tests.tiny import loop_of
@@ -125,4 +128,4 @@ def test_what_is_in_place_is_not_copied():
 
 
 def test_the_kernels_axes_are_those_of_the_rules():
-    assert SPLIT == (DECODE.axes("batch"), DECODE.axes("kv_heads"))
+    assert (DECODE.axes("batch"), DECODE.axes("kv_heads")) == SPLIT

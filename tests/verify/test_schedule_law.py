@@ -12,6 +12,8 @@ from sdjax.decode.schedule import Delayed, Fixed, Prefix, Threshold, Throughput
 from sdjax.trees.hardware import CostCurve
 from sdjax.trees.tree import Tree
 from sdjax.verify.block import BlockVerification
+from sdjax.verify.kseq import KSequential
+from sdjax.verify.multipath import BestPath
 from sdjax.verify.recursive import Recursive
 from sdjax.verify.schedule_law import scheduled_law
 from sdjax.verify.tables import random_tables
@@ -117,6 +119,16 @@ def test_a_later_sibling_may_not_outlive_an_earlier_one():
     assert scheduled_law(Recursive(), [tables], TREE, Law.WITHOUT_REPLACEMENT, said, by_token).tv > 1e-3
     cut = cut_by(Threshold(0.5))
     assert scheduled_law(Recursive(), [tables], TREE, Law.WITHOUT_REPLACEMENT, said, cut).tv <= EXACT
+
+
+@pytest.mark.parametrize("rule", [KSequential(), KSequential(best=False), BestPath(), Recursive(), Traversal()], ids=repr)
+def test_rules_that_reckon_with_the_number_of_siblings_are_exact_behind_fixed_cuts_alone(rule):
+    """Whether the younger is there tells of the elder's token: `Loop` refuses those rules with such a schedule."""
+    said = lambda path, elders: 0.1 if elders and elders[0] else 0.9
+    tables, tree = random_tables(np.random.default_rng(5), 3, 1), Tree.branching(2)
+    law = lambda cut: scheduled_law(rule, [tables], tree, Law.IID, said, cut)
+    assert (law(cut_by(Threshold(0.5))).tv > 1e-2) == isinstance(rule, KSequential | BestPath)
+    assert law(cut_by(Fixed(1))).tv <= EXACT
 
 
 def test_the_command(capsys):

@@ -18,6 +18,7 @@ from sdjax.drafters.published.base import (
     Layout,
     Tensors,
     drop_copy,
+    is_copy,
     layer_names,
     named,
     need_class,
@@ -142,6 +143,11 @@ def drafter_from(
         notes.append(f"target_layer_ids is not given: the released code's, outputs of layers {list(taps)}")
     else:
         taps = taps_from(ids, counting, target.layers)
+        if counting == "output" and target.layers - 1 in taps:
+            raise ValueError(
+                f"config.json: target_layer_ids name the last layer, {target.layers - 1}; transformers norms that state, and "
+                "readers differ; block drafters do not tap it"
+            )
     drafter = Block.dflash(taps, mask, length, layers=model.layers, layout=layout, windows=model.windows)
     own = replace(model, layers=1, windows=())
     return drafter if own == replace(drafter.model(target), layers=1, windows=()) else replace(drafter, shape=own)
@@ -163,16 +169,16 @@ def layout_from(settings: Mapping[str, Any], default: BlockLayout, why: str, not
 
 def readings(drafter: Block) -> dict[str, Block]:
     """The same weights under either layout: a block of as many slots, of which one more predicts where the anchor does."""
-    return {
-        "fill_in": replace(drafter, layout="fill_in", length=drafter.width - 1),
-        "anchor_first": replace(drafter, layout="anchor_first", length=drafter.width),
-    }
+    lengths: dict[BlockLayout, int] = {"fill_in": drafter.width - 1, "anchor_first": drafter.width}
+    return {layout: replace(drafter, layout=layout, length=length) for layout, length in lengths.items() if length}
 
 
 def need_plain(drafter: Block, layout: str, markov: tuple[str, ...]) -> None:
     """Raises ValueError for parts that the layout has no place for; `markov` are the kinds of heads that it knows."""
     if drafter.markov not in markov:
         raise ValueError(f"the Markov head {drafter.markov!r} has no place in the layout {layout!r}, which has {markov}")
+    if drafter.uncorrected and drafter.markov != "domino":
+        raise ValueError(f"the layout {layout!r} corrects every slot, and the first {drafter.uncorrected} here are not")
     if drafter.temperatures:
         raise ValueError(f"the layout {layout!r} has no place for the temperatures of a calibration; set them to ()")
     if drafter.head.trained or drafter.head.bias:
@@ -185,7 +191,7 @@ def mask_token(drafter: Block, params: Any, target_params: Any) -> int:
     """The token whose row masks read; ValueError where they read something else."""
     if drafter.mask_token is None:
         raise ValueError("the mask is a learnt vector, and readers take a row of the target's embedding; train with mask_token")
-    if not np.array_equal(np.asarray(params["mask"]), np.asarray(target_params["embed"][drafter.mask_token])):
+    if not is_copy(np.asarray(params["mask"]), target_params["embed"][drafter.mask_token]):
         raise ValueError(f"the mask is not the target's row {drafter.mask_token}; the weights are damaged or another target's")
     return drafter.mask_token
 
@@ -233,7 +239,8 @@ def one_value(outer: Mapping[str, Any], inner: Mapping[str, Any], key: str) -> A
 def refuse_unknown(inner: Mapping[str, Any]) -> None:
     """Raises ValueError for a setting that we do not compute, and that is switched on."""
     neutral: tuple[Any, ...] = (None, False, [], {}, "", 0, 1.0)
-    strange = {key: value for key, value in inner.items() if key not in KEYS | DOMINO and value not in neutral}
+    unknown = {key: value for key, value in inner.items() if key not in KEYS | DOMINO}
+    strange = {key: value for key, value in unknown.items() if value is True or value not in neutral}
     if strange:
         raise ValueError(f"config.json: {INNER} has {strange}, which are not supported; they change what the drafter computes")
 
