@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.aot_config import Given
+from experiments.aot_config import Given, configs
 from sdjax.mesh.chips import GIB
 from sdjax.study.plan import SCOPES, UNNAMED
 
@@ -87,6 +88,8 @@ def page(given: Given) -> str:
     parts.append("\n".join(f"- {r['target']} {r['case']}: {exchanged(r)}" for r in cases if "collectives" in r) + "\n")
     broken = [f"- **{r['target']} {r['case']}: {fault}**" for r in reports for fault in r["faults"]]
     parts.insert(1, "\n".join(broken or ["No case breaks a promise."]) + "\n")
+    if lacking := not_compiled(given):
+        parts.insert(2, f"Named in `configs/aot`, and not compiled yet: {', '.join(lacking)}.\n")
     if steps:
         parts += [STEPS, table(STEP_COLUMNS, map(step_cells, steps))]
     if costs:
@@ -96,6 +99,14 @@ def page(given: Given) -> str:
         rows = [attention_cells(found["topology"], cell) for found in attention for cell in found["cells"]]
         parts += [ATTENTION, table(ATTENTION_COLUMNS, rows)]
     return "\n".join(parts)
+
+
+def not_compiled(given: Given) -> list[str]:
+    """Cases without a file."""
+    named = [
+        f"{config.name}-{case}" for config in configs(replace(given, config=None)) for case in (*config.cases, *config.steps)
+    ]
+    return [name for name in named if not (given.reports / f"{name}.json").exists()]
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
