@@ -50,7 +50,7 @@ $(READY_PARITY): requirements-parity.lock
 	@touch $@
 
 demo: $(READY)
-	@echo "── Decoding 16 HumanEval prompts with SmolLM2-135M: plainly, by prompt lookup, by the drafters in zoo/"
+	@echo "── Decoding 12 HumanEval prompts with SmolLM2-135M: plainly, by prompt lookup, by the drafters in zoo/"
 	@$(RUN) -m experiments.decode --config configs/decode/smollm2_humaneval.py
 
 lint: $(READY)

@@ -21,7 +21,7 @@ from sdjax.verify.token import TokenRejection
 def get_config() -> DecodeConfig:
     return DecodeConfig(
         name="smollm2_humaneval",
-        prompts=Prompts(skip=8, count=16),
+        prompts=Prompts(skip=8, count=12),
         rule=Sampling(temperature=(0.0, 1.0)),
         decode=Decoding(max_new=96),
         methods={
