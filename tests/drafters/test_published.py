@@ -397,6 +397,7 @@ def test_damaged_tensors_are_refused(case, tensor, found, words):
         ("dflash", replace(DFLASH, confidence=1.0), "a confidence head has no place"),
         ("deepspec", replace(DSPARK, uncorrected=1), "corrects every slot"),
         ("speculators-block", replace(DFLASH, windows=(4, None)), "they end at the anchor"),
+        ("speculators-block", replace(DSPARK, layout="fill_in", markov="rnn"), "the idle slot"),
         ("deepspec", replace(DSPARK, temperatures=(1.0,) * 7), "the temperatures of a calibration"),
         ("dflash", replace(DFLASH, sampled=True), "draft the argmax"),
         ("dflash", replace(DFLASH, mask_token=None), "learnt vector"),

@@ -33,7 +33,8 @@ DRAFTERS = {
     "dflash, anchor first": replace(DFLASH, layout="anchor_first"),
     "dspark": DSPARK,
     "dspark, gated, draft vocabulary": replace(DSPARK, markov="gated", head=DraftHead(40)),
-    "dspark, rnn, fill in": replace(DSPARK, layout="fill_in", markov="rnn", confidence=0.0),
+    "dspark, fill in": replace(DSPARK, layout="fill_in", confidence=0.0),
+    "dspark, rnn": replace(DSPARK, markov="rnn"),
     "dspark, confidence alone": replace(DSPARK, markov="none"),
 }
 

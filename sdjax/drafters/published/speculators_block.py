@@ -44,7 +44,7 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
     need_plain(drafter, NAME, MARKOV)
     if drafter.block_mask != "full":
         raise ValueError(f"the block's mask is {drafter.block_mask}; readers of {NAME!r} know full ones")
-    refuse_windows(drafter)
+    refuse_others(drafter)
     kind = "dspark" if drafter.markov != "none" or drafter.confidence else "dflash"
     tensors = to_tensors(drafter, params, target)
     head = params["head"]
@@ -75,17 +75,21 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     layout = layout_from(config, "fill_in", "as folders older than the setting do", notes)
     settings = config | {"target_layer_ids": config.get(IDS)}
     drafter = drafter_from(settings, layers, target, layout, "input", notes)
-    refuse_windows(drafter)
     if config["speculators_model_type"] == "dspark":
         drafter = with_heads(drafter, config, notes)
+    refuse_others(drafter)
     ids = from_offsets(tensors, whole(config, "draft_vocab_size"), target.vocab, notes)
     tensors = drop_copy(without_offsets(tensors), "embed_tokens.weight", target_params["embed"], notes)
     drafter, head, tensors = head_from(drafter, ids, tensors, target, target_params, notes)
     return Imported(drafter, from_tensors(drafter, tensors, target, target_params, "a speculators", head), notes)
 
 
-def refuse_windows(drafter: Block) -> None:
-    """Raises ValueError for sliding layers, whose windows readers of this layout measure from another place."""
+def refuse_others(drafter: Block) -> None:
+    """Raises ValueError for what readers of this layout compute otherwise."""
+    if drafter.markov == "rnn" and drafter.layout == "fill_in":
+        raise ValueError(
+            f"in {NAME!r} a recurrence also runs over the idle slot of a block that fills in, and here it does not"
+        )
     if any(drafter.windows):
         raise ValueError(f"windows are {drafter.windows}: in {NAME!r} they end at the anchor, here at each query")
 
