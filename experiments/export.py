@@ -3,8 +3,9 @@
     python -m experiments.export --drafter runs/train/NAME/drafter --layout eagle3 --out DIR
     python -m experiments.export --drafter NAME --layout speculators --verifier HuggingFaceTB/SmolLM2-135M-Instruct --out DIR
 
-Layouts: eagle, eagle3 (the authors', SGLang, SpecForge), speculators, medusa, hydra, deepseek-mtp, qwen3-next-mtp. What the
-layout cannot hold is printed, or refused with exit code 2.
+Layouts: eagle, eagle3 (the authors', SGLang, SpecForge), medusa, hydra, deepseek-mtp, qwen3-next-mtp, dflash (z-lab; JetSpec,
+Domino), deepspec (DSpark), pard, and of PyPI's speculators: speculators (EAGLE-3), speculators-block (DFlash, DSpark),
+speculators-peagle. What the layout cannot hold is printed, or refused with exit code 2.
 """
 
 import sys
@@ -39,7 +40,7 @@ class Export:
     dtype: str = "bfloat16"
     """float32, bfloat16 or float16: of the weights in the folder."""
     verifier: Annotated[str, tyro.conf.arg(metavar="ID")] = ""
-    """For speculators alone, and needed there: the target's Hub id or path, which opening the folder opens, too."""
+    """For speculators' layouts alone, and needed there: the target's Hub id or path, which opening the folder opens, too."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,9 +55,9 @@ def export(config: Export, model: Model) -> None:
     """Loads, writes and tells."""
     if config.dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"--dtype is {config.dtype!r}; it must be float32, bfloat16 or float16")
-    if bool(config.verifier) != (config.layout == "speculators"):
+    if bool(config.verifier) != config.layout.startswith("speculators"):
         raise ValueError(
-            f"--verifier is {config.verifier!r} with the layout {config.layout!r}; 'speculators' needs one, others have none"
+            f"--verifier is {config.verifier!r} with the layout {config.layout!r}; speculators need one, others have none"
         )
     model = load_tuned(config.drafter, model)
     drafter, params = load_drafter(config.drafter, model)

@@ -91,6 +91,12 @@ def check_tapped(target: Decoder, taps: tuple[Tap, ...]) -> None:
         raise ValueError(f"the target has no taps {lacking}; it has 'embed', 0..{target.layers - 1} and 'final'")
 
 
+def check_mask_token(token: int | None, model: Decoder) -> None:
+    """Raises ValueError for a token, whose row of the embedding masks read, that the model lacks; None is no token."""
+    if token is not None and not 0 <= token < model.vocab:
+        raise ValueError(f"mask_token is {token}; the vocabulary of the embedding has the ids 0..{model.vocab - 1}")
+
+
 def check_length(length: int) -> None:
     """Raises ValueError for a chain without drafts."""
     if length < 1:

@@ -21,7 +21,7 @@ from sdjax.core.linear import linear, product
 from sdjax.core.spec import Spec, initialise, normal
 from sdjax.core.types import Committed, Context, Draft, Trace, rows
 from sdjax.drafters.anchored import draw_anchors, run_blocks, tokens_behind
-from sdjax.drafters.base import check_length, check_tapped, check_taps
+from sdjax.drafters.base import check_length, check_mask_token, check_tapped, check_taps
 from sdjax.drafters.block_loss import DISTANCES, TEXTS, Slots, judge_slots
 from sdjax.drafters.chain import chain_of, choose_greedy, choose_sampled
 from sdjax.drafters.confidence import confidence_logit, confidence_specs, survival_of
@@ -179,8 +179,7 @@ class Block:
     def specs(self, target: Decoder) -> dict[str, Any]:
         """{fc, hidden_norm, layers, norm, mask, head}, and {markov, confidence}, each where there is one."""
         check_tapped(target, self.taps)
-        if self.mask_token is not None and not 0 <= self.mask_token < target.vocab:
-            raise ValueError(f"mask_token is {self.mask_token}; the target's vocabulary has the ids 0..{target.vocab - 1}")
+        check_mask_token(self.mask_token, target)
         e, whole = target.width, self.model(target).specs()
         vector = whole["norm"]
         specs = {

@@ -16,6 +16,7 @@ from sdjax.core.cache import Cache
 from sdjax.core.linear import table_rows
 from sdjax.core.spec import initialise, normal
 from sdjax.core.types import Committed, Context, Draft, Trace
+from sdjax.drafters.base import check_mask_token
 from sdjax.drafters.chain import draft_at_once
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.head import DraftHead
@@ -50,8 +51,7 @@ class Pard:
         check_chains(self.length, self.text, self.soft)
         if any(self.model.windows):
             raise ValueError(f"the model's windows are {self.model.windows}; masks are trained with all positions in sight")
-        if self.mask_token is not None and not 0 <= self.mask_token < self.model.vocab:
-            raise ValueError(f"mask_token is {self.mask_token}; the model's vocabulary has the ids 0..{self.model.vocab - 1}")
+        check_mask_token(self.mask_token, self.model)
 
     @property
     def depth(self) -> int:

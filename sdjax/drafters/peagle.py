@@ -17,7 +17,7 @@ from sdjax.core.attention import cache_mask
 from sdjax.core.cache import Cache, Staged
 from sdjax.core.spec import Spec, initialise, normal
 from sdjax.core.types import Committed, Context, Draft, Trace
-from sdjax.drafters.base import check_taps
+from sdjax.drafters.base import check_mask_token, check_taps
 from sdjax.drafters.chain import draft_at_once
 from sdjax.drafters.eagle3 import Eagle3
 from sdjax.drafters.eagle_layer import State, add_mlp, empty_state, extend, layer_for
@@ -80,15 +80,10 @@ class PEagle:
 
     def specs(self, target: Decoder) -> dict[str, Any]:
         """Eagle3's, the `layers` behind its own, and the masks: of a token, and of the states at all taps."""
-        self.check_mask(target)
+        check_mask_token(self.mask_token, target)
         head, plain = self.first.specs(target), self.model(target).specs()
         states = Spec((len(self.taps), target.width), jnp.dtype(target.dtype), (None, None), normal())
         return head | {"layers": plain["layers"][1:], "mask": replace(plain["norm"], init=normal()), "mask_hidden": states}
-
-    def check_mask(self, target: Decoder) -> None:
-        """Raises ValueError for a mask_token that the target lacks."""
-        if self.mask_token is not None and not 0 <= self.mask_token < target.vocab:
-            raise ValueError(f"mask_token is {self.mask_token}; the target's vocabulary has the ids 0..{target.vocab - 1}")
 
     def initial(
         self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]

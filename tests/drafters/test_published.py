@@ -554,5 +554,8 @@ def test_commands(tmp_path, capsys):
     assert "embed_tokens.weight left out: it is the target's" in capsys.readouterr().out
     with pytest.raises(ValueError, match="others have none"):
         export(Export(str(tmp_path / "saved"), "eagle3", tmp_path / "more", verifier="some/model"), model)
+    for layout in (name for name in LAYOUTS if name.startswith("speculators")):
+        with pytest.raises(ValueError, match="speculators need one"):
+            export(Export(str(tmp_path / "saved"), layout, tmp_path / "more"), model)
     with pytest.raises(ValueError, match="already exists"):
         import_drafter(Import(tmp_path / "out", tmp_path / "back"), model)

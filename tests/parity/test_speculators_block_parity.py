@@ -1,6 +1,5 @@
 """DFlash and DSpark against PyPI `speculators`: it reads our folders, and both draft the same behind every anchor."""
 
-import json
 from dataclasses import replace
 
 import jax
@@ -13,16 +12,14 @@ from sdjax.core.types import rows
 from sdjax.drafters.block import Block
 from sdjax.drafters.confidence import confidence_logit
 from sdjax.drafters.head import DraftHead
-from sdjax.drafters.published.registry import read_folder, write_folder
-from sdjax.targets.huggingface import save_huggingface
+from sdjax.drafters.published.registry import read_folder
 from sdjax.targets.packed import trace_of
 from sdjax.train.context import training_context
-from tests.parity.test_speculators_parity import BATCH, LENGTH, TARGET, TOKENS, WEIGHTS, drawn
+from tests.parity.test_speculators_parity import BATCH, LENGTH, TARGET, TOKENS, WEIGHTS, drawn, opened
 
 torch = pytest.importorskip("torch", reason="needs torch: install the extra `parity`")
 pytest.importorskip("speculators", reason="needs speculators: install the extra `parity`")
 
-from speculators import SpeculatorModel, SpeculatorModelConfig  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -83,14 +80,7 @@ def theirs(model, features, anchors):
 def test_speculators_reads_and_drafts_the_same(name, tmp_path):
     drafter = DRAFTERS[name]
     params, anchors = params_of(drafter), LENGTH - drafter.width
-    save_huggingface(tmp_path / "target", TARGET, WEIGHTS)
-    write_folder(tmp_path / "d", "speculators-block", drafter, params, TARGET, WEIGHTS, "float32")
-    config = json.loads((tmp_path / "d" / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = str(tmp_path / "target")
-    (tmp_path / "d" / "config.json").write_text(json.dumps(config))
-    config = SpeculatorModelConfig.from_pretrained(str(tmp_path / "d"))
-    config.transformer_layer_config._attn_implementation = "eager"  # flex attention would be compiled
-    model = SpeculatorModel.from_pretrained(str(tmp_path / "d"), config=config).float().eval()
+    model = opened(tmp_path, "speculators-block", drafter, params)
     model.load_verifier_weights()
     trace = jax.jit(trace_of, static_argnums=(0, 3))(TARGET, WEIGHTS, BATCH, drafter.taps)
     mine, other = ours(drafter, params, trace, anchors), theirs(model, np.asarray(trace.features), anchors)

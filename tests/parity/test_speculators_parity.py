@@ -84,18 +84,23 @@ def theirs(model, features):
     return np.stack(kept)
 
 
+def opened(folder, layout, drafter, params):
+    """Our folder in one of speculators' layouts, as speculators reads it."""
+    save_huggingface(folder / "target", TARGET, WEIGHTS)
+    write_folder(folder / "d", layout, drafter, params, TARGET, WEIGHTS, "float32")
+    config = json.loads((folder / "d" / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = str(folder / "target")
+    (folder / "d" / "config.json").write_text(json.dumps(config))
+    config = SpeculatorModelConfig.from_pretrained(str(folder / "d"))
+    config.transformer_layer_config._attn_implementation = "eager"  # flex attention would be compiled
+    return SpeculatorModel.from_pretrained(str(folder / "d"), config=config).float().eval()
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_speculators_reads_and_drafts_the_same(name, tmp_path):
     drafter = DRAFTERS[name]
     params = drawn(drafter.specs(TARGET), 3)
-    save_huggingface(tmp_path / "target", TARGET, WEIGHTS)
-    write_folder(tmp_path / "d", "speculators", drafter, params, TARGET, WEIGHTS, "float32")
-    config = json.loads((tmp_path / "d" / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = str(tmp_path / "target")
-    (tmp_path / "d" / "config.json").write_text(json.dumps(config))
-    config = SpeculatorModelConfig.from_pretrained(str(tmp_path / "d"))
-    config.transformer_layer_config._attn_implementation = "eager"  # flex attention would be compiled
-    model = SpeculatorModel.from_pretrained(str(tmp_path / "d"), config=config).float().eval()
+    model = opened(tmp_path, "speculators", drafter, params)
     assert isinstance(model, Eagle3DraftModel)
     trace = jax.jit(trace_of, static_argnums=(0, 3))(TARGET, WEIGHTS, BATCH, drafter.taps)
     mine, other = ours(drafter, params, trace), theirs(model, np.asarray(trace.features))

@@ -1,6 +1,5 @@
 """P-EAGLE against PyPI `speculators`: an exported folder is read by it, and both draft the same behind every row."""
 
-import json
 from dataclasses import replace
 
 import jax
@@ -10,17 +9,15 @@ import pytest
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.mask_chains import Drop, Slots
 from sdjax.drafters.peagle import PEagle
-from sdjax.drafters.published.registry import read_folder, write_folder
-from sdjax.targets.huggingface import save_huggingface
+from sdjax.drafters.published.registry import read_folder
 from sdjax.targets.packed import trace_of
 from sdjax.train.context import training_context
 from tests.drafters.mask_chains import first_on
-from tests.parity.test_speculators_parity import BATCH, LENGTH, TARGET, TOKENS, WEIGHTS, YARN, drawn
+from tests.parity.test_speculators_parity import BATCH, LENGTH, TARGET, TOKENS, WEIGHTS, YARN, drawn, opened
 
 torch = pytest.importorskip("torch", reason="needs torch: install the extra `parity`")
 pytest.importorskip("speculators", reason="needs speculators: install the extra `parity`")
 
-from speculators import SpeculatorModel, SpeculatorModelConfig  # noqa: E402
 from speculators.models.peagle import PEagleDraftModel, core  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -69,14 +66,7 @@ def theirs(model, features, monkeypatch):
 def test_speculators_reads_and_drafts_the_same(name, tmp_path, monkeypatch):
     drafter = DRAFTERS[name]
     params = drawn(drafter.specs(TARGET), 3)
-    save_huggingface(tmp_path / "target", TARGET, WEIGHTS)
-    write_folder(tmp_path / "d", "speculators-peagle", drafter, params, TARGET, WEIGHTS, "float32")
-    config = json.loads((tmp_path / "d" / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = str(tmp_path / "target")
-    (tmp_path / "d" / "config.json").write_text(json.dumps(config))
-    config = SpeculatorModelConfig.from_pretrained(str(tmp_path / "d"))
-    config.transformer_layer_config._attn_implementation = "eager"  # flex attention would be compiled
-    model = SpeculatorModel.from_pretrained(str(tmp_path / "d"), config=config).float().eval()
+    model = opened(tmp_path, "speculators-peagle", drafter, params)
     assert isinstance(model, PEagleDraftModel)
     trace = jax.jit(trace_of, static_argnums=(0, 3))(TARGET, WEIGHTS, BATCH, drafter.taps)
     other, fits = theirs(model, np.asarray(trace.features), monkeypatch)
