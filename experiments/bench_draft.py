@@ -30,13 +30,13 @@ from rich.table import Table
 
 import sdjax
 from experiments.bench_decode import FILLED, loop_timer
-from experiments.bench_train import configs_of, rounded
+from experiments.bench_train import configs_of, rounded, with_parts
 from experiments.launch import decode_in_float32
 from sdjax.core.cache import Cache, with_rows
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Committed
 from sdjax.decode.state import Loop, Params, State
-from sdjax.drafters.hydra import HydraPlus
+from sdjax.drafters.head import DraftHead
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.timing import propose
 from sdjax.targets.load import Model
@@ -93,14 +93,14 @@ def drafters(families: tuple[str, ...]) -> dict[str, Any]:
 
 def vocabularies(drafter: Any) -> dict[str, Any]:
     """The drafter with its own draft vocabulary, by size, and with the whole vocabulary."""
-    own = drafter.heads.head if isinstance(drafter, HydraPlus) else drafter.head
-    return ({str(own.size): drafter} if own.size else {}) | {"whole": with_whole_vocabulary(drafter)}
+    sizes: list[int | None] = []
 
+    def whole(head: DraftHead) -> DraftHead:
+        sizes.append(head.size)
+        return replace(head, size=None)
 
-def with_whole_vocabulary(drafter: Any) -> Any:
-    if isinstance(drafter, HydraPlus):
-        return replace(drafter, heads=with_whole_vocabulary(drafter.heads))
-    return replace(drafter, head=replace(drafter.head, size=None))
+    found = {"whole": with_parts(drafter, DraftHead, whole)}
+    return {str(size): drafter for size in sizes if size} | found
 
 
 @dataclass

@@ -24,7 +24,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -43,7 +43,6 @@ from experiments.config import load_file
 from experiments.launch import ROOT, decode_in_float32
 from experiments.train_config import TrainConfig
 from sdjax.core.types import Batch, Context, Trace
-from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.eagle3 import Eagle3, published_taps
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.losses import soft_cross_entropy, weighted_mean
@@ -103,11 +102,18 @@ def configs_of(names: tuple[str, ...]) -> dict[str, TrainConfig]:
 
 
 def in_float32(config: TrainConfig) -> TrainConfig:
-    """The config for a float32 target; a draft model names its own types."""
-    if not isinstance(config.drafter, DraftModel):
-        return config
-    model = replace(config.drafter.model, **types("float32"))
-    return replace(config, drafter=replace(config.drafter, model=model))
+    """The config for a float32 target; drafters that are models name their own types."""
+    return replace(config, drafter=with_parts(config.drafter, Decoder, lambda model: replace(model, **types("float32"))))
+
+
+def with_parts(whole: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """A drafter, its parts of a kind changed wherever they are."""
+    if isinstance(whole, kind):
+        return change(whole)
+    if not is_dataclass(whole) or isinstance(whole, type):
+        return whole
+    parts = {part.name: with_parts(getattr(whole, part.name), kind, change) for part in fields(whole) if part.init}
+    return replace(whole, **parts)
 
 
 def packed(rows: int, length: int, vocab: int, seed: int = 0) -> Batch:
