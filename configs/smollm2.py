@@ -5,11 +5,9 @@ precision: bfloat16 matrices, float32 else.
 
     ROLL="python -m experiments.rollout --corpora corpora --target.dtype mixed --batch 32 --chunk 64 --config configs/rollout"
     $ROLL/smollm2_prompts.py --name smollm2-prompts-t0 --prompts.count 300
-    $ROLL/smollm2_prompts.py --name smollm2-prompts-t1 --prompts.skip 300 --prompts.count 480 --warp.temperature 1
-    $ROLL/smollm2_prompts.py --name smollm2-prompts-t0b --prompts.skip 780 --prompts.count 128
-    $ROLL/smollm2_prompts.py --name smollm2-instruct-t0 --prompts.skip 7473
-    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 900 --max-new 128
-    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 900 --max-new 128 --warp.temperature 1
+    $ROLL/smollm2_prompts.py --name smollm2-prompts-t1 --prompts.skip 300 --prompts.count 320 --warp.temperature 1
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t0 --prompts.count 640 --max-new 128
+    $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 640 --prompts.count 320 --max-new 128 --warp.temperature 1
     python -m experiments.features --dtype mixed --taps 1 14 26 28 --corpus corpora/NAME --out features/NAME     for each
 
 Others can be added by `--corpora` and `--features`. Without the states, train with an empty `--features`:
@@ -39,7 +37,7 @@ from sdjax.trees.tree import Tree
 
 PRECISION = "mixed"
 TARGET = replace(SMOLLM2_135M, **types(PRECISION))
-TEXTS = ("prompts-t0", "prompts-t0b", "prompts-t1", "instruct-t0", "stdlib-t0", "stdlib-t1")
+TEXTS = ("prompts-t0", "prompts-t1", "stdlib-t0", "stdlib-t1")
 CHAIN = Tree.chain(3)  # drafted by all: with the anchor four tokens, a width that CPUs run cheaply (make bench-decode)
 STEPS = 300
 SHIPPED = {"medusa": "medusa-smollm2-135m", "hydra_plus": "hydra-plus-smollm2-135m", "eagle3": "eagle3-smollm2-135m"}

@@ -3,7 +3,7 @@
     python -m experiments.bench_draft [eagle3 medusa ..] [--repeats 15] [--temperature 0]
 
 Each family of configs/train/NAME_smollm2.py drafts its chain with fresh weights, with the config's draft vocabulary and
-with the target's whole one; EAGLE-3 also drafts a chain of 5. `propose` is a draft; `observe` takes in the depth + 1
+with the target's whole one; EAGLE-3 also drafts a chain of 5, DFlash blocks of 7 and 15. `propose` is a draft; `observe` takes in the depth + 1
 tokens that a step commits at most: as many rows run, whatever was accepted. Both are calls of their own, what a call costs
 included, and take turns with plain steps in the compiled loop; medians are quoted, all is float32, batch 1, behind
 FILLED rows. The last line is one JSON object:
@@ -45,6 +45,7 @@ from sdjax.verify.walk import Walk
 
 CAPACITY, PREFIX = 1024, 256  # rows of a cache, and those that attention reads
 LONGER = Tree.chain(5)
+LONGER_BLOCKS = (7, 15)
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def drafters(families: tuple[str, ...]) -> dict[str, Any]:
     found = {name: config.drafter for name, config in configs_of(families).items()}
     if "eagle3" in found:
         found["eagle3, chain of 5"] = replace(found["eagle3"], tree=LONGER)
+    if "dflash" in found:
+        found |= {f"dflash, block of {length}": replace(found["dflash"], length=length) for length in LONGER_BLOCKS}
     return found
 
 

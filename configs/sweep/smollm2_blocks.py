@@ -1,0 +1,44 @@
+"""Block drafters of SmolLM2-135M beside EAGLE-3 and Hydra++, trained on the same tokens, on HumanEval.
+
+    python -m experiments.sweep --config configs/sweep/smollm2_blocks.py --page docs/results/smollm2_blocks.md
+
+Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py. Prompts, lengths and precision
+are those of configs/sweep/smollm2.py. "dd_tree" takes DFlash's weights. The ablations, by what they were trained with:
+
+    T="python -m experiments.train --config configs/train"
+    $T/dflash_smollm2.py --name dflash_dpace_smollm2 --drafter.dpace 0.5      D-PACE's weights of the slots
+    $T/dspark_smollm2.py --name dspark_none_smollm2 --drafter.markov none     no Markov head
+    $T/dspark_smollm2.py --name dspark_gated_smollm2 --drafter.markov gated   a gated one
+"""
+
+from dataclasses import replace
+
+from configs.smollm2 import block
+from configs.sweep import smollm2
+from configs.sweep.smollm2 import trained
+from experiments.sweep_config import SweepConfig
+from sdjax.drafters.block_tree import BlockTree
+from sdjax.drafters.no_draft import NoDraft
+from sdjax.study.methods import Method
+from sdjax.verify.block import BlockVerification
+from sdjax.verify.token import TokenRejection
+
+FAMILIES = ("hydra_plus", "eagle3", "dflash", "dspark", "domino", "peagle", "pard", "jetspec", "d2sd")
+ABLATIONS = ("dflash_dpace", "dspark_none", "dspark_gated")
+
+
+def get_config() -> SweepConfig:
+    methods = {"plain": Method(NoDraft())} | {name: Method(weights=trained(name)) for name in FAMILIES}
+    methods["dd_tree"] = Method(block(BlockTree.dd_tree, nodes=16), weights=trained("dflash"))
+    methods |= {name: Method(weights=trained(name)) for name in ABLATIONS}
+    return replace(
+        smollm2.get_config(), name="smollm2_blocks", title="Block drafters of SmolLM2-135M", methods=methods | rules()
+    )
+
+
+def rules() -> dict[str, Method]:
+    """At T = 1, where rules differ: DSpark's sampled chain under rejection and block verification."""
+    return {
+        f"dspark-{name}": Method(rule=rule, weights=trained("dspark"), greedy=False)
+        for name, rule in {"token": TokenRejection(), "block": BlockVerification()}.items()
+    }
