@@ -81,7 +81,9 @@ counts = np.bincount(text, minlength=model.target.vocab)  # chooses a draft voca
 #   predicted independently of each other, so a small *Markov head* then corrects them from left to right, each by the token
 #   drafted before it, and a *confidence* says how likely each draft is to be accepted.
 #
-# The mask is a byte that no text has. `taps` are the target's states that are read: its embeddings and both layers.
+# The mask is a byte that no text has. `taps` are the target's states that are read: its embeddings and both layers. Drawn is
+# what each row of a block sees (grey), the text left of the line, and which position it predicts; in JetSpec, a third kind,
+# slots see those before them alone.
 
 # %%
 SHAPE = {"taps": ("embed", 0, 1), "mask_token": 255, "length": 4, "layers": 2, "anchors": 16}
@@ -90,7 +92,9 @@ drafters = {"DFlash": Block.dflash(**SHAPE), "DSpark": Block.dspark(**SHAPE, ran
 
 def show_block(axis, name, block, seen=5):
     """What each row of a block sees, the text's last tokens left of the line, and the position that each row predicts."""
-    axis.imshow(np.concatenate([np.ones((block.width, seen)), np.asarray(block.slots_seen()[0])], 1), cmap="Greys", vmax=2)
+    axis.imshow(
+        np.concatenate([np.ones((block.width, seen)), np.asarray(block.slots_seen()[0])], 1), cmap="Greys", vmin=0, vmax=2
+    )
     axis.axvline(seen - 0.5, color="C1")
     ahead = [i if block.layout == "fill_in" else i + 1 for i in range(block.width)]
     rows = [f"{'anchor' if i == 0 else 'mask'} p+{i} → " + (f"p+{k}" if k else "–") for i, k in enumerate(ahead)]
@@ -100,8 +104,9 @@ def show_block(axis, name, block, seen=5):
     axis.set_title(f"{name}: {block.layout}")
 
 
-figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
-for axis, (name, block) in zip(axes, drafters.items(), strict=True):
+shown = drafters | {"JetSpec": replace(drafters["DFlash"], block_mask="causal")}
+figure, axes = plt.subplots(1, len(shown), figsize=(11, 2.6), layout="constrained")
+for axis, (name, block) in zip(axes, shown.items(), strict=True):
     show_block(axis, name, block)
 plt.show()
 
