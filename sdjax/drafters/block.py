@@ -331,7 +331,7 @@ class Block:
         theirs = self.teachers(trace, place) if objectives.keys() - TEXTS else None
         slots = Slots(hidden, told, trust, theirs, label)
         wanted = objectives.keys() if self.dpace is None else objectives.keys() | {"text"}
-        out = judge_slots(ctx, self.head, params, slots, weight, wanted, self.soft_temperature)
+        out = judge_slots(ctx, self.head, params, slots, weight, wanted, self.soft_temperature, self.sampled)
         if self.dpace is None:
             by_slot = weight * jnp.exp(-jnp.maximum(behind, 0) / (self.decay or math.inf))
         else:

@@ -50,12 +50,13 @@ def judge_slots(
     needed: Float[Array, "B A N"],
     wanted: Collection[str],
     soft_temperature: float,
+    sampled: bool,
 ) -> dict[str, Float[Array, "B A N"]]:
     """The label's rank, and of each slot what is `wanted`.
 
     "text": CE(label); "base": the same without the Markov head; "soft", "l1", "lk": distances to the target's law, cut to
     the draft vocabulary and renormalised; "soft" is CE of both laws at a temperature T, times T²; "confidence": BCE to the
-    acceptance rate. Slots that are not `needed` may hold anything.
+    acceptance rate of drafts that are `sampled`, or argmaxes. Slots that are not `needed` may hold anything.
     """
     drafted = params["head"]
     distances = [name for name in DISTANCES if name in wanted]
@@ -75,7 +76,7 @@ def judge_slots(
         out |= {name: distance(name, logits, law, soft_temperature) for name in distances}
         if rows.trust is not None:
             whole = law if "ids" not in drafted else ctx.target.unembed(ctx.target_params, rows.theirs)
-            out["confidence"] = binary_cross_entropy(rows.trust, acceptance_rate(logits, law, whole))
+            out["confidence"] = binary_cross_entropy(rows.trust, acceptance_rate(logits, law, whole, sampled))
         return out
 
     every = lambda x: flatten(flatten(x))

@@ -41,11 +41,13 @@ def survival_of(logits: Float[Array, "B D"], temperatures: tuple[float, ...] = (
 
 
 def acceptance_rate(
-    logits: Float[Array, "... D"], law: Float[Array, "... D"], whole: Float[Array, "... V"]
+    logits: Float[Array, "... D"], law: Float[Array, "... D"], whole: Float[Array, "... V"], sampled: bool
 ) -> Float[Array, "..."]:
-    """Σ min(p, q) = 1 - ½ Σ |p - q|: how likely a token drawn from the drafter is accepted at temperature 1. No gradient.
+    """Σ min(p, q) = 1 - ½ Σ |p - q|: how likely the drafter's token is accepted at temperature 1. No gradient.
 
-    `whole` are the target's logits, `law` those of the drafter's tokens among them: tokens that it lacks are never drafted.
+    q is the law of the draft: `sampled`, the drafter's own, else all at its argmax. `whole` are the target's logits, `law`
+    those of the drafter's tokens among them: tokens that it lacks are never drafted.
     """
     p = jnp.exp(law - jax.nn.logsumexp(whole, -1, keepdims=True))
-    return lax.stop_gradient(jnp.minimum(p, jax.nn.softmax(logits)).sum(-1))
+    q = jax.nn.softmax(logits) if sampled else jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1])
+    return lax.stop_gradient(jnp.minimum(p, q).sum(-1))

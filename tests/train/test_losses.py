@@ -7,6 +7,7 @@ import pytest
 
 from sdjax.core.types import Batch, Trace
 from sdjax.drafters import losses
+from sdjax.drafters.confidence import acceptance_rate
 from sdjax.targets.packed import trace_of
 from sdjax.train.flops import inside
 from tests.tiny import TARGET, target_params
@@ -122,6 +123,15 @@ def test_lk_losses_are_those_of_the_acceptance_rate():
         np.testing.assert_allclose(found, blend * kl + (1 - blend) * tv, rtol=1e-4)
     same = losses.hybrid_lk(np.log(p), np.log(p)), losses.log_acceptance(np.log(p), np.log(p))
     np.testing.assert_allclose(same, 0, atol=1e-6)
+
+
+def test_acceptance_rates_of_drawn_and_of_argmax_drafts():
+    """Drawn from q, Σ min(p, q); always q's likeliest token, that token's p. Half of the target's mass lies outside."""
+    q, p = laws(6)
+    law, whole = np.log(p), np.concatenate([np.log(p), np.log(p)], -1)
+    of = lambda sampled: acceptance_rate(jnp.log(q), law, whole, sampled)
+    np.testing.assert_allclose(of(True), np.minimum(p / 2, q).sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(of(False), np.take_along_axis(p, q.argmax(-1)[:, None], -1)[:, 0] / 2, rtol=1e-5)
 
 
 def test_gradients_of_lk_losses():
