@@ -2,10 +2,10 @@
 
     python -m experiments.bench_draft [eagle3 medusa ..] [--repeats 15] [--temperature 0]
 
-Each family of configs/train/NAME_smollm2.py drafts its chain with fresh weights, with the config's draft vocabulary and
-with the target's whole one; EAGLE-3 also drafts a chain of 5, DFlash blocks of 7 and 15. `propose` is a draft; `observe` takes in the depth + 1
-tokens that a step commits at most: as many rows run, whatever was accepted. Both are calls of their own, what a call costs
-included, and take turns with plain steps in the compiled loop; medians are quoted, all is float32, batch 1, behind
+Each family of configs/train/NAME_smollm2.py drafts its chain with fresh weights, with the config's draft vocabulary and with
+the target's whole one; EAGLE-3 also drafts a chain of 5, DFlash blocks of 7 and 15. `propose` is a draft; `observe` takes in
+the depth + 1 tokens that a step commits at most: as many rows run, whatever was accepted. Both are calls of their own, what a
+call costs included, and take turns with plain steps in the compiled loop; medians are quoted, all is float32, batch 1, behind
 FILLED rows. The last line is one JSON object:
 
 plain_step_ms             a step of plain decoding
@@ -30,12 +30,13 @@ from rich.table import Table
 
 import sdjax
 from experiments.bench_decode import FILLED, loop_timer
-from experiments.bench_train import configs_of, rounded, with_parts
+from experiments.bench_train import configs_of, rounded
 from experiments.launch import decode_in_float32
 from sdjax.core.cache import Cache, with_rows
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Committed
 from sdjax.decode.state import Loop, Params, State
+from sdjax.drafters.base import with_parts
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.timing import propose

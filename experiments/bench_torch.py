@@ -2,10 +2,10 @@
 
     python -m experiments.bench_torch [--rounds 5] [--no-train-head] [--attention sdpa]
 
-The same weights, 4 × 512 packed tokens with the target's states given, 3 unrolled steps, 8192 draft tokens, AdamW with a
+The same weights, 2 × 512 packed tokens with the target's states given, 3 unrolled steps, 8192 draft tokens, AdamW with a
 clipped gradient; float32, all cores; the steps take turns and medians are quoted. `speculators` freezes its lm_head, which
 is learnt here as in the paper, unless --no-train-head freezes all three. It takes one row, into which all documents are
-packed: here the batch as one row of 2048, and its rows one by one (`speculators_rows`), whose gradients add up. Its targets
+packed: here the batch as one row of 1024, and its rows one by one (`speculators_rows`), whose gradients add up. Its targets
 are the draft vocabulary's alone; the other two also find the target's argmax in the whole vocabulary. The last line is one
 JSON object:
 

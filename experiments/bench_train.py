@@ -2,7 +2,7 @@
 
     python -m experiments.bench_train [eagle3 medusa ..] [--rounds 5] [--no-memory]
 
-One optimiser step of configs/train/NAME_smollm2.py from its first weights: 4 × 512 packed tokens, the target's states
+One optimiser step of configs/train/NAME_smollm2.py from its first weights: 2 × 512 packed tokens, the target's states
 given, so that no pass of the target is timed. Families take turns with each other and with large products, medians are
 quoted, all is float32. The last line is one JSON object:
 
@@ -24,7 +24,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -43,6 +43,7 @@ from experiments.config import load_file
 from experiments.launch import ROOT, decode_in_float32
 from experiments.train_config import TrainConfig
 from sdjax.core.types import Batch, Context, Trace
+from sdjax.drafters.base import with_parts
 from sdjax.drafters.eagle3 import Eagle3, published_taps
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.losses import soft_cross_entropy, weighted_mean
@@ -104,16 +105,6 @@ def configs_of(names: tuple[str, ...]) -> dict[str, TrainConfig]:
 def in_float32(config: TrainConfig) -> TrainConfig:
     """The config for a float32 target; drafters that are models name their own types."""
     return replace(config, drafter=with_parts(config.drafter, Decoder, lambda model: replace(model, **types("float32"))))
-
-
-def with_parts(whole: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """A drafter, its parts of a kind changed wherever they are."""
-    if isinstance(whole, kind):
-        return change(whole)
-    if not is_dataclass(whole) or isinstance(whole, type):
-        return whole
-    parts = {part.name: with_parts(getattr(whole, part.name), kind, change) for part in fields(whole) if part.init}
-    return replace(whole, **parts)
 
 
 def packed(rows: int, length: int, vocab: int, seed: int = 0) -> Batch:

@@ -1,5 +1,7 @@
 """What a drafter promises: a frozen, hashable dataclass of hyper-parameters with pure methods over pytrees."""
 
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -101,3 +103,13 @@ def check_length(length: int) -> None:
     """Raises ValueError for a chain without drafts."""
     if length < 1:
         raise ValueError(f"length is {length}; at least one token must be drafted (NoDraft drafts none)")
+
+
+def with_parts(whole: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """A drafter with its parts of one kind, such as its heads or its own models, changed wherever they are."""
+    if isinstance(whole, kind):
+        return change(whole)
+    if not is_dataclass(whole) or isinstance(whole, type):
+        return whole
+    parts = {part.name: with_parts(getattr(whole, part.name), kind, change) for part in fields(whole) if part.init}
+    return replace(whole, **parts)

@@ -7,6 +7,7 @@ import difflib
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from safetensors.numpy import load_file, save_file
 from sdjax.core.plain import differences, write_json
 from sdjax.core.spec import check_params
 from sdjax.decode.state import Params
-from sdjax.drafters.base import Drafter
+from sdjax.drafters.base import Drafter, with_parts
 from sdjax.drafters.head import borrowed, target_head
-from sdjax.targets.decoder import Decoder
+from sdjax.targets.decoder import Decoder, types
 from sdjax.targets.load import Model
 from sdjax.train.described import describe, rebuild
 
@@ -74,7 +75,7 @@ def change_drafter(name_or_path: str | Path, drafter: Drafter, notes: dict[str, 
 
 
 def load_drafter(name_or_path: str | Path, model: Model | None = None) -> tuple[Any, Any]:
-    """A saved drafter and its parameters, widened to the target's dtype, by folder or by its name in zoo/.
+    """A saved drafter and its parameters, in the target's precision, by folder or by its name in zoo/.
 
     With `model`, the target it shall serve: ValueError, naming what differs, if it was trained on another. A drafter that
     was trained beside its target needs `load_tuned`'s model; one whose head is the target's rows needs a model.
@@ -84,6 +85,7 @@ def load_drafter(name_or_path: str | Path, model: Model | None = None) -> tuple[
     drafter, trained_on = rebuild(config["drafter"]), rebuild(config["target"])
     if model is not None:
         check_target(folder, config, trained_on, model, tuned=config["tuned"])
+        drafter = with_parts(drafter, Decoder, lambda own: in_step(own, trained_on, model.target))
     specs = drafter.specs(trained_on if model is None else model.target)
     found = read_leaves(folder / DRAFTER)
     for weight, ids in borrowed(by_path(specs)).items():
@@ -94,6 +96,11 @@ def load_drafter(name_or_path: str | Path, model: Model | None = None) -> tuple[
                 )
             found[weight] = target_head(model.target, model.params)[found[ids]]
     return drafter, fitted(found, specs, folder / DRAFTER, f"the drafter {type(drafter).__name__}")
+
+
+def in_step(own: Decoder, trained_on: Decoder, target: Decoder) -> Decoder:
+    """A drafter's own model: where it had the precision of the target that it was trained on, it follows that of `target`."""
+    return replace(own, **types(target.precision)) if own.precision == trained_on.precision else own
 
 
 def load_tuned(name_or_path: str | Path, model: Model) -> Model:

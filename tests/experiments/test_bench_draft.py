@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from experiments.bench_draft import vocabularies
-from experiments.bench_train import configs_of, with_parts
+from experiments.bench_train import configs_of
+from sdjax.drafters.base import with_parts
 from sdjax.drafters.head import DraftHead
 from sdjax.targets.decoder import Decoder, types
 

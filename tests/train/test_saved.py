@@ -20,6 +20,7 @@ from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.tree_model import TreeDraftModel
+from sdjax.targets.decoder import types
 from sdjax.targets.load import Model
 from sdjax.targets.rope import Llama3Scaling, Rope, YarnScaling
 from sdjax.train import saved
@@ -93,6 +94,21 @@ def test_a_drafter_comes_back_in_the_targets_dtype(tmp_path):
     _, exact = load_drafter(write(tmp_path / "d", dtype="float32"))
     assert same(exact, params().drafter)
     assert {path.name for path in tmp_path.iterdir()} == {"d"}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_draft_model_follows_its_targets_precision(tmp_path, precision):
+    """One that was trained in mixed precision beside a mixed target serves another in that one's; others keep their own."""
+    mixed, asked = types("mixed"), types(precision)
+    drafter, target = DraftModel(replace(DRAFTER.model, **mixed), length=2), replace(TARGET, **mixed)
+    made = initialise(drafter.specs(target), jax.random.key(0))
+    save_drafter(tmp_path / "d", drafter, Params(None, made), target, MODEL.identity)
+    model = MODEL._replace(target=replace(TARGET, **asked))
+    loaded, params = load_drafter(tmp_path / "d", model)
+    assert loaded == replace(drafter, model=replace(drafter.model, **asked))
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(precision)}
+    save_drafter(tmp_path / "d", drafter, Params(None, made), TARGET, MODEL.identity)
+    assert load_drafter(tmp_path / "d", model)[0] == drafter
 
 
 def test_a_tuned_target_travels_along(tmp_path):
