@@ -24,7 +24,7 @@ from sdjax.drafters.anchored import draw_anchors, run_blocks, tokens_behind
 from sdjax.drafters.base import check_length, check_mask_token, check_tapped, check_taps
 from sdjax.drafters.block_loss import DISTANCES, TEXTS, Slots, judge_slots
 from sdjax.drafters.chain import chain_of, choose_greedy, choose_sampled
-from sdjax.drafters.confidence import confidence_logit, confidence_specs, survival_of
+from sdjax.drafters.confidence import chain_survival, confidence_logit, confidence_specs
 from sdjax.drafters.eagle_layer import layer_for
 from sdjax.drafters.head import DraftHead, own_tokens
 from sdjax.drafters.losses import dpace_weights, weighted_mean
@@ -268,7 +268,7 @@ class Block:
         draft = chain_of(ctx, places, q, params["head"].get("ids"))
         if self.confidence:
             trust = confidence_logit(params, draft.tokens[:, :-1], hidden)
-            draft = draft.replace(survival=survival_of(trust, self.temperatures))
+            draft = draft.replace(survival=chain_survival(trust, self.temperatures))
         return draft, None
 
     def choose(

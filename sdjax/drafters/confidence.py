@@ -33,7 +33,7 @@ def confidence_logit(params: Any, previous: Int[Array, "..."], hidden: Float[Arr
     return product(seen, params["confidence"]["weight"], params["confidence"]["bias"])[..., 0]
 
 
-def survival_of(logits: Float[Array, "B D"], temperatures: tuple[float, ...] = ()) -> Float[Array, "B N"]:
+def chain_survival(logits: Float[Array, "B D"], temperatures: tuple[float, ...] = ()) -> Float[Array, "B N"]:
     """P(node accepted) along a chain: 1 at the anchor, then the products of σ(logit / temperature of the slot)."""
     scale = jnp.asarray(temperatures[: logits.shape[1]] or 1.0, jnp.float32)
     accepted = jnp.cumprod(jax.nn.sigmoid(logits / scale), 1)

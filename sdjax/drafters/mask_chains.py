@@ -49,8 +49,8 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Slots:
-    """The S slots of a row of texts that run: `counts[d]` at depth d, all of the first chains in the order of their drawing.
+class Chains:
+    """The chains of a row of texts, S slots in all: `counts[d]` at depth d, all of the first chains in the order of drawing.
 
     The text's own rows come first, then the masks, chain by chain.
     """
@@ -94,20 +94,20 @@ class Rows(NamedTuple):
 
 
 def draw_chains(
-    drop: Drop, slots: Slots, trace: Trace, key: Key[Array, ""], lag: int
+    drop: Drop, chains: Chains, trace: Trace, key: Key[Array, ""], lag: int
 ) -> tuple[Int[Array, "B T"], Float[Array, "B S"]]:
     """A random order of each row's places, to hang chains on, and the weight of every slot: 1 where it is learnt from.
 
     A slot is where its label and those before it in its chain are; slot d's stands d + 1 + lag places further. Of the places
     whose first slot is, the first ones in the order keep each depth, as `drop` says: PARD's random subset of the depth before.
     """
-    ahead = jnp.stack([trace.ahead(depth + 1 + lag)[1] for depth in range(len(slots.counts))], -1)
+    ahead = jnp.stack([trace.ahead(depth + 1 + lag)[1] for depth in range(len(chains.counts))], -1)
     learnt = jnp.cumprod(ahead, -1)
     able = learnt[..., 0] > 0
     place = jnp.argsort(jnp.where(able, -jax.random.uniform(key, able.shape), 1), 1).astype(jnp.int32)
-    kept = np.array([drop.counts(n, len(slots.counts)) for n in range(able.shape[1] + 1)])
-    kept_of_row = jnp.asarray(kept)[able.sum(1)][:, slots.depth]
-    return place, rows(learnt, place)[:, slots.chain, slots.depth] * (slots.chain < kept_of_row)
+    kept = np.array([drop.counts(n, len(chains.counts)) for n in range(able.shape[1] + 1)])
+    kept_of_row = jnp.asarray(kept)[able.sum(1)][:, chains.depth]
+    return place, rows(learnt, place)[:, chains.chain, chains.depth] * (chains.chain < kept_of_row)
 
 
 def run_chains(
@@ -117,7 +117,7 @@ def run_chains(
     mask: Rows,
     batch: Batch,
     place: Int[Array, "B T"],
-    slots: Slots,
+    chains: Chains,
 ) -> Float[Array, "B S E"]:
     """The outputs of all slots, before the final norm: `text` of the packed texts, and one `mask` [1 1 ...] at every place.
 
@@ -126,15 +126,15 @@ def run_chains(
     nothing = model.empty_cache(len(place), 1)
     seen = cache_mask(nothing.length, 1, batch.positions, None), packed_mask(batch)
     angles = model.rope.angles(batch.positions, model.head_width)
-    own = len(slots.chain) - slots.counts[0]
-    positions = jnp.take_along_axis(batch.positions, place, 1)[:, slots.chain[-own:]] + slots.depth[-own:]
+    own = len(chains.chain) - chains.counts[0]
+    positions = jnp.take_along_axis(batch.positions, place, 1)[:, chains.chain[-own:]] + chains.depth[-own:]
     own_angles = model.rope.angles(positions, model.head_width)
 
     @jax.checkpoint
     def layer(text: Rows, masks: Rows, p: dict[str, Array]) -> tuple[Array, Array]:
         mixed, given = model.attention(p, text.x, angles, nothing.layers[0], None, seen)
         q, kv = model.project(p, masks.x, own_angles)
-        around = attend_chains(q, given, kv, batch.segments, place, slots, model.head_width**-0.5)
+        around = attend_chains(q, given, kv, batch.segments, place, chains, model.head_width**-0.5)
         around = linear(around.reshape(*around.shape[:2], -1), p["o"], p.get("o_bias"))
         return add_mlp(model, p, text.residual + mixed), add_mlp(model, p, masks.residual + around)
 
@@ -151,12 +151,12 @@ def attend_chains(
     own: KV,
     segments: Int[Array, "B T"],
     place: Int[Array, "B T"],
-    slots: Slots,
+    chains: Chains,
     scale: float,
 ) -> Float[Array, "B Q H K"]:
     """The masks' attention to the text's keys and values up to the row that they hang on, and to their own chain's."""
     mixed, start = [], 0
-    for first, last, deep in slots.groups:
+    for first, last, deep in chains.groups:
         here = slice(start, start := start + (last - first) * deep)
         queries = q[:, here].reshape(len(q), last - first, deep, *q.shape[2:])
         kept = jax.tree.map(lambda x, here=here: x[:, :, here], own)
@@ -174,7 +174,7 @@ def chain_loss(
     trace: Trace,
     hidden: Float[Array, "B S E"],
     at: tuple[Int[Array, "B S"], Float[Array, "B S"]],
-    slots: Slots,
+    chains: Chains,
     text: float,
     soft: float,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
@@ -203,7 +203,7 @@ def chain_loss(
     loss = text * weighted_mean(out["text"], weight * inside) if text else jnp.float32(0)
     loss += soft * weighted_mean(out["soft"], weight) if soft else 0
     ranks = jnp.where(inside, out["rank"], ctx.target.vocab)
-    return loss, chain_figures(slots.table(ranks), slots.table(weight))
+    return loss, chain_figures(chains.table(ranks), chains.table(weight))
 
 
 def check_chains(length: int, text: float, soft: float) -> None:

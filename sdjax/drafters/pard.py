@@ -20,7 +20,7 @@ from sdjax.drafters.base import check_mask_token
 from sdjax.drafters.chain import draft_at_once
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.head import DraftHead
-from sdjax.drafters.mask_chains import Drop, Rows, Slots, chain_loss, check_chains, draw_chains, run_chains
+from sdjax.drafters.mask_chains import Chains, Drop, Rows, chain_loss, check_chains, draw_chains, run_chains
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, rms_norm
 
 
@@ -103,7 +103,7 @@ class Pard:
         return self.plain.logits(ctx, params, hidden)
 
     def run_slots(
-        self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B T"], slots: Slots
+        self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B T"], chains: Chains
     ) -> Float[Array, "B S E"]:
         """The final states of all slots, where chain i of a row hangs on the token at place[:, i]."""
         first = params["layers"][0]["attn_norm"]
@@ -111,20 +111,20 @@ class Pard:
             Rows(x, rms_norm(x, first, self.model.norm_eps))
             for x in (self.model.embed(params, trace.batch.tokens), self.mask(params))
         )
-        hidden = run_chains(self.model, params["layers"], text, mask, trace.batch, place, slots)
+        hidden = run_chains(self.model, params["layers"], text, mask, trace.batch, place, chains)
         return rms_norm(hidden, params["norm"], self.model.norm_eps)
 
     def loss(
         self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """Next-token prediction of the text and of the masks behind it, averaged over all slots that are kept (§3.3)."""
-        slots = Slots(self.drop.counts(trace.batch.tokens.shape[1], self.length))
-        place, weight = draw_chains(self.drop, slots, trace, key, lag=0)
-        hidden = self.run_slots(ctx, params, trace, place, slots)
+        chains = Chains(self.drop.counts(trace.batch.tokens.shape[1], self.length))
+        place, weight = draw_chains(self.drop, chains, trace, key, lag=0)
+        hidden = self.run_slots(ctx, params, trace, place, chains)
         head = {} if self.head == DraftHead() else params["head"]  # else it is the model's own matrix
-        at = slots.places(place, by=0), weight
+        at = chains.places(place, by=0), weight
         logits = lambda hidden: self.logits(ctx, params, hidden)
-        return chain_loss(ctx, self.head, head, logits, trace, hidden, at, slots, self.text, self.soft)
+        return chain_loss(ctx, self.head, head, logits, trace, hidden, at, chains, self.text, self.soft)
 
     @classmethod
     def tiny(cls, target: Decoder) -> "Pard":

@@ -22,7 +22,7 @@ from sdjax.drafters.chain import draft_at_once
 from sdjax.drafters.eagle3 import Eagle3
 from sdjax.drafters.eagle_layer import State, add_mlp, empty_state, extend, layer_for
 from sdjax.drafters.head import DraftHead
-from sdjax.drafters.mask_chains import Drop, Rows, Slots, chain_loss, check_chains, draw_chains, run_chains
+from sdjax.drafters.mask_chains import Chains, Drop, Rows, chain_loss, check_chains, draw_chains, run_chains
 from sdjax.drafters.recursion import Cell
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, known_after
 from sdjax.trees.tree import Tree
@@ -148,24 +148,24 @@ class PEagle:
         return self.first.logits(ctx, params, hidden)
 
     def run_slots(
-        self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B T"], slots: Slots
+        self, ctx: Context, params: Any, trace: Trace, place: Int[Array, "B T"], chains: Chains
     ) -> Float[Array, "B S E"]:
         """The outputs of all slots before the final norm, where chain i of a row hangs on the row at place[:, i]."""
         fused = self.first.fuse(ctx, params, trace.features)
         text = Rows(*self.first.pair(ctx, params, trace.ahead(1)[0], fused))
         layers = [params["layer"], *params["layers"]]
-        return run_chains(self.model(ctx.target), layers, text, self.mask_row(ctx, params), trace.batch, place, slots)
+        return run_chains(self.model(ctx.target), layers, text, self.mask_row(ctx, params), trace.batch, place, chains)
 
     def loss(
         self, ctx: Context, params: Any, trace: Trace, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """Every row's prediction and those of the masks behind it, averaged over all slots that are kept."""
-        slots = Slots(self.drop.counts(trace.batch.tokens.shape[1], self.length))
-        place, weight = draw_chains(self.drop, slots, trace, key, lag=1)
-        hidden = self.run_slots(ctx, params, trace, place, slots)
-        at = slots.places(place, by=1), weight
+        chains = Chains(self.drop.counts(trace.batch.tokens.shape[1], self.length))
+        place, weight = draw_chains(self.drop, chains, trace, key, lag=1)
+        hidden = self.run_slots(ctx, params, trace, place, chains)
+        at = chains.places(place, by=1), weight
         logits = lambda hidden: self.logits(ctx, params, hidden)
-        return chain_loss(ctx, self.head, params["head"], logits, trace, hidden, at, slots, self.text, self.soft)
+        return chain_loss(ctx, self.head, params["head"], logits, trace, hidden, at, chains, self.text, self.soft)
 
     @classmethod
     def tiny(cls, target: Decoder) -> "PEagle":

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdjax.core.types import Law
-from sdjax.drafters.mask_chains import Slots, draw_chains
+from sdjax.drafters.mask_chains import Chains, draw_chains
 from sdjax.train.context import training_context
 from tests.drafters.eagle_texts import LENGTHS, WEIGHTS, drafted, prompted, propose, random_params, texts, traced
 from tests.tiny import TARGET
@@ -14,7 +14,7 @@ T = 24
 
 
 def slots_of(drafter):
-    return Slots(drafter.drop.counts(T, drafter.length))
+    return Chains(drafter.drop.counts(T, drafter.length))
 
 
 def first_on(places, length=T):

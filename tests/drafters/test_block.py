@@ -15,7 +15,7 @@ from sdjax.core.spec import Spec, check_params, zeros
 from sdjax.core.types import Law, rows
 from sdjax.drafters import block_attention, losses
 from sdjax.drafters.block import Block, spread_taps
-from sdjax.drafters.confidence import confidence_logit, survival_of
+from sdjax.drafters.confidence import chain_survival, confidence_logit
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.markov import gru_step
 from sdjax.targets.decoder import Decoder
@@ -333,8 +333,8 @@ def test_an_oracle_is_accepted_whole_in_its_own_layout_alone(layout, ahead):
 
 def test_survival_is_of_calibrated_slots():
     logits = jnp.array([[0.0, 2.0, -1.0]])
-    np.testing.assert_allclose(survival_of(logits), [[1, 0.5, 0.5 / (1 + np.exp(-2)), 0.5 / (1 + np.exp(-2)) / (1 + np.e)]])
-    np.testing.assert_allclose(survival_of(logits[:, :2], (4.0, 0.5, 9.0)), [[1, 0.5, 0.5 / (1 + np.exp(-4))]], rtol=1e-6)
+    np.testing.assert_allclose(chain_survival(logits), [[1, 0.5, 0.5 / (1 + np.exp(-2)), 0.5 / (1 + np.exp(-2)) / (1 + np.e)]])
+    np.testing.assert_allclose(chain_survival(logits[:, :2], (4.0, 0.5, 9.0)), [[1, 0.5, 0.5 / (1 + np.exp(-4))]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -10,7 +10,7 @@ import pytest
 from sdjax.core.spec import check_params
 from sdjax.drafters import block_attention, losses
 from sdjax.drafters.head import DraftHead
-from sdjax.drafters.mask_chains import Drop, Slots, draw_chains
+from sdjax.drafters.mask_chains import Chains, Drop, draw_chains
 from sdjax.drafters.pard import Pard
 from sdjax.targets.packed import trace_of
 from sdjax.train.context import training_context
@@ -99,7 +99,7 @@ def test_gradients_reach_all():
 def test_the_published_shares_are_kept(n, length, counts):
     """0.7 of the depth before, and at least 0.2 of all."""
     assert Drop().counts(n, length) == counts
-    slots = Slots(counts)
+    slots = Chains(counts)
     assert tuple(np.bincount(slots.depth)) == counts
     for depth in range(length):
         assert sorted(slots.chain[slots.depth == depth]) == list(range(counts[depth]))

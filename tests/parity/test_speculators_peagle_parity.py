@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sdjax.drafters.head import DraftHead
-from sdjax.drafters.mask_chains import Drop, Slots
+from sdjax.drafters.mask_chains import Chains, Drop
 from sdjax.drafters.peagle import PEagle
 from sdjax.drafters.published.registry import read_folder
 from sdjax.targets.packed import trace_of
@@ -30,7 +30,7 @@ DRAFTERS = {
     "norm of each tap": replace(PAPER, layers=2, fc_norm=True, layer=YARN),
     "qwen3": replace(PAPER, layer=replace(TARGET, layers=1, qk_norm=True, norm_eps=1e-3)),
 }
-SLOTS = Slots(Drop(1, 1).counts(LENGTH, PAPER.length))
+SLOTS = Chains(Drop(1, 1).counts(LENGTH, PAPER.length))
 PLACE = first_on([0], LENGTH)
 
 
