@@ -10,8 +10,7 @@ that equal plain decoding's get rare (its authors: over 95 % of outputs change).
 """
 
 from configs.decode.smollm2_trained import SHIPPED
-from configs.smollm2 import CHAIN, PRECISION, eagle3
-from experiments.config import TargetConfig
+from configs.smollm2 import CHAIN, eagle3
 from experiments.sweep_config import SweepConfig
 from sdjax.core.types import Law
 from sdjax.drafters.no_draft import NoDraft
@@ -33,7 +32,6 @@ def get_config() -> SweepConfig:
         methods={"plain": Method(NoDraft())} | greedy() | sampled(),
         sets={"HumanEval": Prompts(skip=8, count=16)},
         rule=Sampling(temperature=(0.0, 1.0)),
-        target=TargetConfig(dtype=PRECISION),
         decode=Decoding(max_new=48),
     )
 

@@ -4,12 +4,16 @@
 
 Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py (`FAMILIES` says which). The
 first eight problems chose the checkpoints and are left out. Chains are three deep, as trained; trees stand beside them.
-Target and drafters have bfloat16 matrices, as in training: a CPU core with AMX then verified sixteen tokens in 1.2 times
-the time of one. A sweep that was stopped goes on where it was.
+All is float32: narrow passes over bfloat16 matrices pay on CPUs with AMX alone (there take `--target.dtype mixed`: a core
+verified sixteen tokens in 1.2 times the time of one). A sweep that was stopped goes on where it was; one at another
+temperature may run on another core, and join the page:
+
+    S="python -m experiments.sweep --config configs/sweep/smollm2.py"
+    taskset -c 0 $S --name smollm2-t1 --rule.temperature 1 & taskset -c 1 $S --rule.temperature 0; wait
+    $S --rule.temperature 0 --beside runs/smollm2-t1 --page docs/results/smollm2.md
 """
 
-from configs.smollm2 import CHAIN, PRECISION, TREE, eagle3, on_trees
-from experiments.config import TargetConfig
+from configs.smollm2 import CHAIN, TREE, eagle3, on_trees
 from experiments.sweep_config import SweepConfig
 from sdjax.core.types import Law
 from sdjax.drafters.ngram import NGram
@@ -40,7 +44,6 @@ def get_config() -> SweepConfig:
         methods=methods | trees() | rules(),
         sets={"HumanEval": Prompts(skip=8, count=40)},
         rule=Sampling(temperature=(0.0, 1.0)),
-        target=TargetConfig(dtype=PRECISION),
         decode=Decoding(max_new=48),
     )
 
