@@ -18,7 +18,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-import sdjax
 from experiments.config import TargetConfig
 from experiments.launch import decode_in_float32, mistakes_end_the_program
 from experiments.train import read_held_out
@@ -92,11 +91,8 @@ def main(config: Calibration) -> dict[str, Any]:
 
 def load_model(config: Calibration) -> Model:
     """The target that the drafter was trained on."""
-    if config.target.name == tiny_model.NAME:
-        model = tiny_model.tiny_model(Path(config.runs))
-    else:
-        model = sdjax.load(config.target.name, config.target.dtype)
-    return load_tuned(config.drafter, model)
+    tiny = config.target.name == tiny_model.NAME
+    return load_tuned(config.drafter, tiny_model.tiny_model(Path(config.runs)) if tiny else config.target.load())
 
 
 def halves(drafts: Drafts) -> tuple[Drafts, Drafts]:

@@ -5,18 +5,20 @@ import difflib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import tyro
 
+import sdjax
 from experiments.launch import ROOT
 from sdjax.mesh.layout import Layout, Rules, make_mesh
 from sdjax.study.compare import Decoding
 from sdjax.study.methods import Method, Sampling
 from sdjax.study.prompts import Prompts
+from sdjax.targets.load import Model
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,13 @@ class TargetConfig:
     """A known name, a GGUF file, a folder in Hugging Face layout, or a Hub id."""
     dtype: str = "float32"
     """float32 (where equality is promised), bfloat16, or mixed: bfloat16 matrices and float32 else, for CPUs that have AMX."""
+    flash: bool = False
+    """Reads long caches by a kernel, on TPUs: see docs/scale.md for where it pays. Elsewhere nothing changes."""
+
+    def load(self) -> Model:
+        """ValueError says what is unknown, missing or damaged."""
+        model = sdjax.load(self.name, self.dtype)
+        return model._replace(target=replace(model.target, flash=self.flash))
 
 
 @dataclass(frozen=True)

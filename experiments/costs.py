@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-import sdjax
 from experiments.acceptance import arm_named
 from experiments.config import find_config, load_file
 from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
@@ -48,7 +47,7 @@ def main(measurement: Measurement) -> dict[str, Any]:
     if not measurement.tokens or measurement.tokens[0] != 1:
         raise ValueError(f"--tokens: the curve is relative to a pass over one token; start with 1, not {measurement.tokens}")
     config = load_file(find_config(measurement.config)).get_config()
-    model = sdjax.load(config.target.name, config.target.dtype)
+    model = config.target.load()
     arm = arm_named(measurement.method, config, model, 0.0)
     prompt = encode(model.tokenizer, load_prompts(config.prompts)[0], (), config.prompts.chat)
     found = measure(arm, prompt, measurement.tokens, measurement.max_new)

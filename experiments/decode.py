@@ -17,7 +17,6 @@ from typing import Any
 import jax
 from rich.console import Console
 
-import sdjax
 from experiments.config import DecodeConfig, TargetConfig, parse
 from experiments.launch import in_host_memory, launch_identity, use_compilation_cache
 from sdjax.core.plain import plain_data
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 def load_model(config: TargetConfig) -> Model:
     """The target; its weights are in the host's memory where several devices are to share them."""
     with in_host_memory() if jax.device_count() > 1 else nullcontext():
-        return sdjax.load(config.name, config.dtype)
+        return config.load()
 
 
 def decode(config: DecodeConfig, prompts: Sequence[Prompt], model: Model, console: Console | None = None) -> int:

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 from rich.console import Console
 
-import sdjax
 from experiments.config import parse
 from experiments.launch import decode_in_float32, in_host_memory, mistakes_end_the_program
 from experiments.rollout_config import Conversations, OwnText, RolloutConfig, Texts
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         decode_in_float32()
         try:
             with in_host_memory() if jax.local_device_count() > 1 else nullcontext():
-                model = sdjax.load(config.target.name, config.target.dtype)
+                model = config.target.load()
             rollout(config, model)
         except KeyboardInterrupt:
             print("stopped; the same command goes on from here", file=sys.stderr)

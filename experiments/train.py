@@ -24,7 +24,6 @@ from jaxtyping import Int
 from rich.console import Console
 from rich.table import Table
 
-import sdjax
 from experiments.config import parse
 from experiments.launch import decode_in_float32, in_host_memory, launch_identity, mistakes_end_the_program, package_version
 from experiments.train_config import HeldOutConfig, TrainConfig
@@ -73,7 +72,7 @@ def load_model(config: TrainConfig) -> Model:
         with first_process_first("tiny target"):
             model = tiny_model.tiny_model(Path(config.runs).parent)
     else:
-        model = sdjax.load(config.target.name, config.target.dtype)
+        model = config.target.load()
     if not config.from_scratch:
         return model
     return model._replace(params=initialise(model.target.specs(), jax.random.key(config.seed)))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,19 +79,20 @@ def generate(
     capacity = rows_for(loop, prompts, max_new, capacity)
     longest = max(map(len, prompts))
     state, lengths = start(loop, prompts, max_new, seeds, capacity, layout, rows_at_first(loop, longest, capacity))
-    # Tracing the step now lets a rule refuse the draft before prefill is compiled and run; the trace is used again below.
-    grown = jax.eval_shape(partial(with_rows, rows=next_rows(loop, lengths, state)), state)
-    run.eval_shape(loop, params, grown, jnp.int32(max_rounds))
-    begin = time.perf_counter()
-    state = jax.block_until_ready(prefill(loop, params, state, lengths))
-    prefill_seconds, decode_seconds = time.perf_counter() - begin, 0.0
-    while not np.all(on_host(state.done)):
+    with jax.set_mesh(layout.mesh) if layout else nullcontext():  # by which `Decoder(flash=True)` tells its devices
+        # Tracing the step now lets a rule refuse the draft before prefill is compiled and run; the trace is used again below.
+        grown = jax.eval_shape(partial(with_rows, rows=next_rows(loop, lengths, state)), state)
+        run.eval_shape(loop, params, grown, jnp.int32(max_rounds))
         begin = time.perf_counter()
-        state = with_rows(state, next_rows(loop, state.p, state))
-        state = jax.block_until_ready(run(loop, params, state, jnp.int32(max_rounds)))
-        decode_seconds += time.perf_counter() - begin
-        if watch:
-            watch(new_tokens(state, prompts))
+        state = jax.block_until_ready(prefill(loop, params, state, lengths))
+        prefill_seconds, decode_seconds = time.perf_counter() - begin, 0.0
+        while not np.all(on_host(state.done)):
+            begin = time.perf_counter()
+            state = with_rows(state, next_rows(loop, state.p, state))
+            state = jax.block_until_ready(run(loop, params, state, jnp.int32(max_rounds)))
+            decode_seconds += time.perf_counter() - begin
+            if watch:
+                watch(new_tokens(state, prompts))
     records = on_host(state.records)
     steps = [Steps.of(records, row) for row in range(len(prompts))]
     return Generation(new_tokens(state, prompts), steps, records, prefill_seconds, decode_seconds)
