@@ -75,9 +75,9 @@ def eagle3(tree: Tree | DynamicTree, law: Law = Law.WITHOUT_REPLACEMENT) -> Eagl
 def block(preset: Callable[..., Any], **changes: Any) -> Any:
     """A block drafter of three layers, which cost a pass what EAGLE-3's one costs in three; or one that is made of such.
 
-    Masks read the row of a token that no text here has, <gh_stars>. Half of a row's tokens are anchors.
+    Masks read the row of a token that no text here has, <gh_stars>. A quarter of a row's tokens are anchors (DFlash: a sixth).
     """
-    return preset(BLOCK_TAPS, 7, length=CHAIN.depth, layers=3, head=VOCABULARY, anchors=256, **changes)
+    return preset(BLOCK_TAPS, 7, length=CHAIN.depth, layers=3, head=VOCABULARY, anchors=128, **changes)
 
 
 def on_trees() -> dict[str, Any]:
