@@ -21,8 +21,9 @@ from sdjax.core.linear import linear, product
 from sdjax.core.spec import Spec, initialise, normal
 from sdjax.core.types import Committed, Context, Draft, Trace, rows
 from sdjax.drafters.anchored import draw_anchors, run_blocks, tokens_behind
-from sdjax.drafters.base import check_length, check_mask_token, check_tapped, check_taps
-from sdjax.drafters.block_loss import DISTANCES, TEXTS, Slots, judge_slots
+from sdjax.drafters.base import check_mask_token, check_tapped
+from sdjax.drafters.block_checks import check_block
+from sdjax.drafters.block_loss import DISTANCES, TEXTS, Manner, Slots, among, judge_slots
 from sdjax.drafters.chain import chain_of, choose_greedy, choose_sampled
 from sdjax.drafters.confidence import chain_survival, confidence_logit, confidence_specs
 from sdjax.drafters.eagle_layer import layer_for
@@ -49,20 +50,22 @@ class Block:
     predicts the token at i, so `length` masks follow the anchor, whose own slot is idle; under "anchor_first" it predicts
     the token at i + 1, and one mask fewer is needed. `block_mask` is what slots see of each other. A `markov` head of
     `rank` ("domino": with a GRU `gru` wide) adds to each slot's logits what follows the tokens drafted before it, but for
-    the first `uncorrected` ones. Where not `sampled`, drafts are argmaxes at any temperature. No parameter depends on
-    `length`: what was trained on long blocks drafts shorter ones.
+    the first `uncorrected` ones; with `candidates` it chooses among so many of the likeliest without it. Where not
+    `sampled`, drafts are argmaxes at any temperature. No parameter depends on `length`: what was trained on long blocks
+    drafts shorter ones.
 
     `mask_token` names the row of the target's embedding that masks read; it is kept with the weights, and never learnt
     (None: a learnt vector). `shape` is that of the layers (None: as the target's, without biases, with norms of queries
     and keys). `windows` has a sliding window for each layer (None: none; empty: none anywhere), which ends at the query: such
     layers are causal within the block whatever `block_mask` says, as in released code.
 
-    Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay) (None: all alike), or as D-PACE has it with
-    α = `dpace`. It is `text` · CE(token) + `soft` · CE(target's law) + `l1` · Σ|p - q| + `lk` · hybrid LK + `confidence` · BCE
-    of a confidence head (0: none; its gradient reaches the layers, unless `confidence_stops`). Of the weight of the text,
-    1 - step / `base_steps` goes to the CE of the uncorrected logits. The `soft` loss is taken with both laws at
-    `soft_temperature`, times its square. With a confidence head drafts say their survival; `temperatures`, from calibration,
-    divide the logit of each slot.
+    Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay) (None: all alike), or as D-PACE has it with α
+    = `dpace`. It is `text` · CE(token) + `soft` · CE(target's law) + `l1` · Σ|p - q| + `lk` · hybrid LK + `confidence` ·
+    BCE of a confidence head (0: none; its gradient reaches the layers, unless `confidence_stops`). Of the weight of the
+    text, 1 - step / `base_steps` goes to the CE of the uncorrected logits; where there are candidates all of it does, and
+    `choice` weighs the CE among these and the token. The `soft` loss is taken with both laws at `soft_temperature`, times
+    its square. With a confidence head drafts say their survival; `temperatures`, from calibration, divide the logit of each
+    slot.
 
     With `visible_prefix` β training also shows each block its first l < `length` tokens, l drawn ∝ β^l, and learns the
     others, the first of them with weight 1: D²SD's variable-prefix drafter, which redrafts what stands behind a prefix.
@@ -77,6 +80,7 @@ class Block:
     rank: int = 256
     gru: int = 1024
     uncorrected: int = 0
+    candidates: int | None = None
     sampled: bool = False
     head: DraftHead = DraftHead()
     mask_token: int | None = None
@@ -91,49 +95,14 @@ class Block:
     l1: float = 0.0
     soft_temperature: float = 1.0
     lk: float = 0.0
+    choice: float = 0.0
     confidence: float = 0.0
     confidence_stops: bool = False
     temperatures: tuple[float, ...] = ()
     visible_prefix: float | None = None
 
     def __post_init__(self):
-        check_length(self.length)
-        check_taps(self.taps)
-        for name, known in (
-            ("layout", ("fill_in", "anchor_first")),
-            ("block_mask", ("full", "causal")),
-            ("markov", ("none", "vanilla", "gated", "rnn", "domino")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
-        for name in ("layers", "rank", "gru", "anchors"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        weights = (self.text, self.soft, self.l1, self.lk)
-        if (self.decay is not None and self.decay <= 0) or min(weights) < 0 or sum(weights) == 0:
-            raise ValueError(
-                "decay must be positive or None, and of the weights text, soft, l1 and lk none negative and one positive"
-            )
-        for name in ("confidence", "uncorrected", "base_steps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        if self.dpace is not None and not 0 <= self.dpace <= 1:
-            raise ValueError(f"dpace is {self.dpace}; D-PACE's α lies in [0, 1] (None: the weights decay with the slot)")
-        if self.temperatures and (len(self.temperatures) < self.length or min(self.temperatures) <= 0):
-            raise ValueError(f"temperatures are {self.temperatures}; give a positive one for each of {self.length} slots")
-        if self.temperatures and not self.confidence:
-            raise ValueError("temperatures divide the logits of a confidence head, and there is none; give confidence, or ()")
-        if self.markov != "none" and self.uncorrected >= self.length:
-            raise ValueError(f"uncorrected is {self.uncorrected} of {self.length} slots; the Markov head would correct none")
-        if self.soft_temperature <= 0:
-            raise ValueError(f"soft_temperature is {self.soft_temperature}; the laws of a loss are compared at a positive one")
-        if self.visible_prefix is not None and not (0 < self.visible_prefix <= 1 and self.length > 1):
-            raise ValueError(
-                f"visible_prefix is {self.visible_prefix} for blocks of {self.length}; it must lie in (0, 1] (1: all prefixes "
-                "are as likely, None: no token is shown), and a block of one token has no prefix"
-            )
-        if self.visible_prefix is not None and self.dpace is not None:
-            raise ValueError("dpace weighs whole blocks, and visible_prefix shows a part of each; take one of them")
+        check_block(self)
 
     @classmethod
     def dflash(cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, **changes: Any) -> "Block":
@@ -157,6 +126,12 @@ class Block:
         """
         published = {"layout": "anchor_first", "markov": "domino", "uncorrected": 1, "anchors": 256, "decay": 7.0}
         return cls(taps, length, mask_token=mask_token, base_steps=base_steps, **{**published, **changes})
+
+    @classmethod
+    def dflash2(cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, **changes: Any) -> "Block":
+        """DFlash with the selector of DFlash 2 (inco.ai/blog/dflash2), but without its convolutions around sublayers."""
+        published = {"markov": "selector", "candidates": 16, "choice": 1.0, "sampled": True}
+        return cls.dflash(taps, mask_token, length, **{**published, **changes})
 
     @property
     def depth(self) -> int:
@@ -182,6 +157,9 @@ class Block:
         check_mask_token(self.mask_token, target)
         e, whole = target.width, self.model(target).specs()
         vector = whole["norm"]
+        size = self.head.size or target.vocab
+        if self.candidates and self.candidates > size:
+            raise ValueError(f"candidates is {self.candidates}, but the drafter's vocabulary has {size} tokens; lower it")
         specs = {
             "fc": Spec((e, len(self.taps) * e), target.matrix_dtype, ("embed", None), normal()),
             "hidden_norm": vector,
@@ -191,7 +169,7 @@ class Block:
             "head": self.head.specs(target),
         }
         if self.markov != "none":
-            specs["markov"] = markov_specs(target, self.markov, self.rank, self.head.size or target.vocab, self.gru)
+            specs["markov"] = markov_specs(target, self.markov, self.rank, size, self.gru)
         if self.confidence:
             specs["confidence"] = confidence_specs(target, self.rank if "before" in specs.get("markov", {}) else 0)
         return specs
@@ -286,7 +264,8 @@ class Block:
             previous, memory = before
             logits, hidden, number = slot
             memory, told = markov_step(ctx, head, memory, previous, hidden)
-            place, q = choose(logits + product(self.told(told, number), head["after"]), ctx, number + 1)
+            corrected = logits + product(self.told(told, number), head["after"])
+            place, q = choose(among(logits, corrected, self.candidates), ctx, number + 1)
             return (place if ids is None else ids[place], memory), (place, q)
 
         start = ctx.anchor, markov_start(head, ctx.anchor.shape)
@@ -331,7 +310,8 @@ class Block:
         theirs = self.teachers(trace, place) if objectives.keys() - TEXTS else None
         slots = Slots(hidden, told, trust, theirs, label)
         wanted = objectives.keys() if self.dpace is None else objectives.keys() | {"text"}
-        out = judge_slots(ctx, self.head, params, slots, weight, wanted, self.soft_temperature, self.sampled)
+        manner = Manner(self.sampled, self.candidates, self.soft_temperature)
+        out = judge_slots(ctx, self.head, params, slots, weight, wanted, manner)
         if self.dpace is None:
             by_slot = weight * jnp.exp(-jnp.maximum(behind, 0) / (self.decay or math.inf))
         else:
@@ -344,11 +324,13 @@ class Block:
 
     def objectives(self, ctx: Context) -> dict[str, Float[Array, ""] | float]:
         """What is minimised, each with its weight at this step of training."""
-        weights: dict[str, Any] = {name: getattr(self, name) for name in ("text", *DISTANCES, "confidence")}
+        weights: dict[str, Any] = {name: getattr(self, name) for name in ("text", *DISTANCES, "choice", "confidence")}
         weights = {name: weight for name, weight in weights.items() if weight}
         if self.text and self.base_steps:
             base = jnp.clip(1 - ctx.step / self.base_steps, 0, 1)
             weights |= {"base": self.text * base, "text": self.text * (1 - base)}
+        if self.candidates and self.text:
+            weights["base"] = weights.pop("text")
         return weights
 
     def draw_anchors(self, trace: Trace, key: Key[Array, ""]) -> tuple[Int[Array, "B A"], Float[Array, "B A"]]:

@@ -2,7 +2,8 @@
 
 A block's slots are drafted side by side and know nothing of each other's tokens. DSpark's Markov heads (arXiv:2607.05147,
 §3) tell each the token before it; "rnn" is a recurrence over all of them. Domino (arXiv:2605.29707) runs a GRU over their
-embeddings instead. Each turns what it has seen into `rank` numbers, and one matrix turns these into logits.
+embeddings instead. DFlash 2's selector (inco.ai/blog/dflash2) scores pairs of neighbours by both tokens and the state. Each
+turns what it has seen into `rank` numbers, and one matrix turns these into logits.
 """
 
 from typing import Literal
@@ -17,12 +18,12 @@ from sdjax.core.spec import Spec, normal, zeros
 from sdjax.core.types import Context
 from sdjax.targets.decoder import Decoder
 
-Markov = Literal["none", "vanilla", "gated", "rnn", "domino"]
+Markov = Literal["none", "vanilla", "gated", "rnn", "domino", "selector"]
 
 
 def markov_specs(target: Decoder, kind: Markov, rank: int, size: int, gru: int = 0) -> dict[str, Spec]:
     """`after` makes `size` logits of `rank` numbers. DSpark's have these for every token of the target (`before`), and
-    the layer of a gate or a recurrence; Domino has a GRU `gru` wide and a layer that narrows.
+    the layer of a gate or a recurrence, the selector one of states; Domino has a GRU `gru` wide and a layer that narrows.
     """
     dtype, e = target.matrix_dtype, target.width
     matrix = lambda out, into: Spec((out, into), dtype, (None, None), normal())
@@ -32,6 +33,8 @@ def markov_specs(target: Decoder, kind: Markov, rank: int, size: int, gru: int =
     specs["before"] = Spec((target.vocab, rank), dtype, ("vocab", None), normal())
     if kind == "gated":
         specs |= {"gate": matrix(rank, e + rank), "gate_bias": Spec((rank,), dtype, (None,), zeros)}
+    if kind == "selector":
+        specs["project"] = matrix(rank, e)
     if kind == "rnn":
         specs |= {"joint": matrix(3 * rank, 2 * rank + e), "joint_bias": Spec((3 * rank,), dtype, (None,), zeros)}
     return specs
@@ -49,7 +52,8 @@ def markov_step(
     """A slot whose last token is `previous`: what is remembered from now on, and the numbers that `after` makes its bias of.
 
     vanilla: W₁[previous]; gated: g ⊙ W₁[previous], g = σ(W [state, W₁[previous]] + b); rnn: tanh(o), with (g, c, o) =
-    W [memory, W₁[previous], state] + b and memory ← σ(g) memory + (1 - σ(g)) tanh(c); domino: silu(W [state, GRU]). float32.
+    W [memory, W₁[previous], state] + b and memory ← σ(g) memory + (1 - σ(g)) tanh(c); domino: silu(W [state, GRU]); selector:
+    W₁[previous] ⊙ W state. float32.
     """
     hidden = hidden.astype(jnp.float32)
     if "gru_in" in p:
@@ -61,6 +65,8 @@ def markov_step(
         gate, candidate, out = jnp.split(made, 3, -1)
         gate = jax.nn.sigmoid(gate)
         return gate * memory + (1 - gate) * jnp.tanh(candidate), jnp.tanh(out)
+    if "project" in p:
+        e *= product(hidden, p["project"])
     if "gate" in p:
         e *= jax.nn.sigmoid(product(jnp.concatenate([hidden, e], -1), p["gate"], p["gate_bias"]))
     return memory, e

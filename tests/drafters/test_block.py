@@ -2,6 +2,7 @@
 definition.
 """
 
+import itertools
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 
@@ -14,9 +15,11 @@ from sdjax.core.linear import product
 from sdjax.core.spec import Spec, check_params, zeros
 from sdjax.core.types import Law, rows
 from sdjax.drafters import block_attention, losses
+from sdjax.drafters.anchored import tokens_behind
 from sdjax.drafters.block import Block, spread_taps
+from sdjax.drafters.block_loss import among
 from sdjax.drafters.confidence import chain_survival, confidence_logit
-from sdjax.drafters.head import DraftHead
+from sdjax.drafters.head import DraftHead, own_tokens
 from sdjax.drafters.markov import gru_step
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.packed import trace_of
@@ -54,12 +57,16 @@ CAUSAL = replace(
 )
 DOMINO = replace(CAUSAL, layout="fill_in", markov="domino", gru=6, uncorrected=1, soft=0.0, l1=0.0, confidence=0.0)
 WINDOWS = replace(DRAWN, layers=2, markov="rnn", windows=(4, None))
+SELECTOR = Block.dflash2(
+    (0, 2), None, 4, layers=1, rank=5, candidates=6, anchors=ALL, head=DraftHead(20, trained=True), confidence=0.8, choice=0.7
+)
 VARIANTS = {
     "fill_in-full": PLAIN,
     "fill_in-causal-domino": DOMINO,
     "anchor_first-full-gated": DRAWN,
     "anchor_first-causal-vanilla": CAUSAL,
     "anchor_first-windows-rnn": WINDOWS,
+    "fill_in-full-selector": SELECTOR,
 }
 every_variant = pytest.mark.parametrize("drafter", list(VARIANTS.values()), ids=list(VARIANTS))
 loss_of = cache(with_gradient)
@@ -73,7 +80,8 @@ def trained(drafter, params, trace, place):
     behind = jnp.minimum(place[..., None] + jnp.arange(drafter.length), trace.batch.tokens.shape[1] - 1)
     previous = rows(trace.batch.tokens, behind)
     logits, told = drafter.head.logits(ctx, params["head"], hidden), drafter.told_of_text(ctx, params, previous, hidden)
-    logits = logits if told is None else logits + product(told, params["markov"]["after"])
+    if told is not None:
+        logits = among(logits, logits + product(told, params["markov"]["after"]), drafter.candidates)
     return hidden, logits, confidence_logit(params, previous, hidden) if drafter.confidence else None
 
 
@@ -84,7 +92,8 @@ def test_training_sees_what_drafting_sees(drafter):
     assert draft.law == Law.IID
     _, logits, trust = trained(drafter, random_params(drafter), traced(batch, drafter.taps), jnp.asarray(LENGTHS)[:, None])
     ids = random_params(drafter)["head"].get("ids", np.arange(TARGET.vocab))
-    np.testing.assert_allclose(np.log(draft.q[:, :, ids]), jax.nn.log_softmax(logits[:, 0]), atol=1e-4)
+    np.testing.assert_allclose(jnp.log(draft.q[:, :, ids]), jax.nn.log_softmax(logits[:, 0]), atol=1e-4)
+    assert ((draft.q > 0).sum(-1) == (drafter.candidates or len(ids))).all()
     if drafter.confidence:
         assert (draft.survival[:, 0] == 1).all() and np.ptp(draft.survival[:, 1:]) > 0.1
         np.testing.assert_allclose(draft.survival[:, 1:], np.cumprod(jax.nn.sigmoid(trust[:, 0]), -1), atol=1e-5)
@@ -176,7 +185,7 @@ def test_packed_is_unpacked(drafter):
     check_packing(drafter, loss_of(drafter))
 
 
-@pytest.mark.parametrize("drafter", [DRAWN, DOMINO, WINDOWS], ids=["gated", "domino", "rnn"])
+@pytest.mark.parametrize("drafter", [DRAWN, DOMINO, WINDOWS, SELECTOR], ids=["gated", "domino", "rnn", "selector"])
 def test_gradients_reach_all_and_leak_nowhere(drafter):
     check_gradients(drafter, loss_of(drafter))
 
@@ -244,6 +253,60 @@ def test_the_uncorrected_logits_hand_over_to_the_corrected():
     alone = loss_of(replace(DOMINO, markov="none", text=1.0))
     plain_params = {name: leaf for name, leaf in params.items() if name != "markov"}
     np.testing.assert_allclose(first, alone(plain_params, traced(PACKED, DOMINO.taps))[0][0], rtol=1e-5)
+
+
+def test_a_selector_scores_pairs_of_candidates():
+    """U(c) + ⟨A(a) ⊙ W h, B(c)⟩ for the likeliest c by U; walked greedily, each slot behind the last one's choice."""
+    greedy = replace(SELECTOR, sampled=False)
+    (draft, batch), params = drafted(greedy), random_params(greedy)
+    hidden = trained(greedy, params, traced(batch, greedy.taps), jnp.asarray(LENGTHS)[:, None])[0]
+    h, head, ids, weight = (
+        jax.tree.map(lambda x: np.asarray(x, np.float64), x)
+        for x in (hidden[:, 0], params["markov"], params["head"]["ids"], params["head"]["weight"])
+    )
+    for b, chain in enumerate(np.asarray(draft.tokens)):
+        for j, (before, token) in enumerate(itertools.pairwise(chain)):
+            unary = weight @ h[b, j]
+            kept = np.argsort(-unary)[: greedy.candidates]
+            told = head["before"][before] * (head["project"] @ h[b, j])
+            assert token == ids[kept[np.argmax(unary[kept] + head["after"][kept] @ told)]]
+
+
+def test_a_selector_learns_the_candidates_beside_the_token():
+    """The slots alone as DFlash does, whatever the selector says; and its own choice, the token put among the candidates."""
+    params, trace = random_params(SELECTOR), traced(PACKED, SELECTOR.taps)
+    whole, unary = (loss_of(replace(SELECTOR, confidence=0.0, choice=w))(params, trace)[0][0] for w in (0.7, 0.0))
+    alone = replace(SELECTOR, markov="none", candidates=None, choice=0.0, confidence=0.0)
+    plain_params = {name: leaf for name, leaf in params.items() if name not in ("markov", "confidence")}
+    np.testing.assert_allclose(unary, loss_of(alone)(plain_params, trace)[0][0], rtol=1e-5)
+    place, drawn = SELECTOR.draw_anchors(trace, jax.random.key(0))
+    label, weight = tokens_behind(trace, place, drawn, SELECTOR.length)
+    free = replace(SELECTOR, candidates=20)
+    _, cut, _ = trained(SELECTOR, params, trace, place)
+    _, full, _ = trained(free, params, trace, place)
+    own, inside = own_tokens(params["head"]["ids"], label)
+    scores = np.where(np.arange(20) == np.asarray(own)[..., None], full, cut).astype(np.float64)
+    surprise = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, np.asarray(own)[..., None], -1)[..., 0]
+    weight = np.asarray(weight * inside) * np.exp(-np.arange(4) / SELECTOR.decay)
+    np.testing.assert_allclose(whole - unary, 0.7 * (weight * surprise).sum() / weight.sum(), rtol=1e-4)
+    assert (cut == -np.inf).sum(-1).max() == 14
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"candidates": None}, "selector has candidates"),
+        ({"markov": "vanilla"}, "selector has candidates"),
+        ({"candidates": 1}, "at least 2"),
+        ({"l1": 0.5, "dpace": 0.3}, "leave out l1, dpace"),
+        ({"markov": "none", "candidates": None}, "choice is 0.7"),
+    ],
+)
+def test_what_a_selector_cannot_be_is_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        replace(SELECTOR, **changes)
+    with pytest.raises(ValueError, match="21, but the drafter's vocabulary has 20"):
+        replace(SELECTOR, candidates=21).specs(TARGET)
 
 
 def test_anchors_are_drawn_anew_by_the_key():
