@@ -2,8 +2,8 @@
 
     python -m experiments.sweep --config configs/sweep/smollm2_blocks.py --page docs/results/smollm2_blocks.md
 
-Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py. Prompts, lengths and precision
-are those of configs/sweep/smollm2.py. "dd_tree" takes DFlash's weights. The ablations, by what they were trained with:
+Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py. The rest is as in
+configs/sweep/smollm2.py, on fewer prompts; the way to run it on two cores is written there, too. "dd_tree" takes DFlash's weights. The ablations, by what they were trained with:
 
     T="python -m experiments.train --config configs/train"
     $T/dflash_smollm2.py --name dflash_dpace_smollm2 --drafter.dpace 0.5      D-PACE's weights of the slots
@@ -20,10 +20,11 @@ from experiments.sweep_config import SweepConfig
 from sdjax.drafters.block_tree import BlockTree
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.methods import Method
+from sdjax.study.prompts import Prompts
 from sdjax.verify.block import BlockVerification
 from sdjax.verify.token import TokenRejection
 
-FAMILIES = ("hydra_plus", "eagle3", "dflash", "dspark", "domino", "peagle", "pard", "jetspec", "d2sd")
+FAMILIES = ("hydra_plus", "eagle3", "dflash", "dspark", "domino", "dflash2", "peagle", "pard", "jetspec", "d2sd")
 ABLATIONS = ("dflash_dpace", "dspark_none", "dspark_gated")
 
 
@@ -32,13 +33,16 @@ def get_config() -> SweepConfig:
     methods["dd_tree"] = Method(block(BlockTree.dd_tree, nodes=16), weights=trained("dflash"))
     methods |= {name: Method(weights=trained(name)) for name in ABLATIONS}
     return replace(
-        smollm2.get_config(), name="smollm2_blocks", title="Block drafters of SmolLM2-135M", methods=methods | rules()
+        smollm2.get_config(),
+        name="smollm2_blocks",
+        title="Block drafters of SmolLM2-135M",
+        methods=methods | rules(),
+        sets={"HumanEval": Prompts(skip=8, count=16)},
     )
 
 
 def rules() -> dict[str, Method]:
-    """At T = 1, where rules differ: DSpark's sampled chain under rejection and block verification."""
-    return {
-        f"dspark-{name}": Method(rule=rule, weights=trained("dspark"), greedy=False)
-        for name, rule in {"token": TokenRejection(), "block": BlockVerification()}.items()
-    }
+    """At T = 1, for those whose drafts are drawn: rejection, which asks for their law, and for DSpark block verification."""
+    drawn = ("eagle3", "dspark", "dflash2", "peagle", "pard")
+    methods = {f"{name}-token": Method(rule=TokenRejection(), weights=trained(name), greedy=False) for name in drawn}
+    return methods | {"dspark-block": Method(rule=BlockVerification(), weights=trained("dspark"), greedy=False)}
