@@ -3,7 +3,8 @@
     python -m experiments.sweep --config configs/sweep/smollm2_blocks.py --page docs/results/smollm2_blocks.md
 
 Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py. The rest is as in
-configs/sweep/smollm2.py, on fewer prompts; the way to run it on two cores is written there, too. "dd_tree" takes DFlash's weights. The ablations, by what they were trained with:
+configs/sweep/smollm2.py, on fewer prompts; the way to run it on two cores is written there, too. "dd_tree" takes DFlash's
+weights. The ablations, by what they were trained with:
 
     T="python -m experiments.train --config configs/train"
     $T/dflash_smollm2.py --name dflash_dpace_smollm2 --drafter.dpace 0.5      D-PACE's weights of the slots
