@@ -9,6 +9,7 @@ is one JSON object.
 """
 
 import json
+import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from sdjax.core.plain import finite
 from sdjax.core.sampling import Warp
 from sdjax.decode.state import Loop, Params
 from sdjax.study.calibration import BINS, Drafts, SlotFigures, figures, fit_temperatures, reliability
+from sdjax.study.page import table as markdown
 from sdjax.study.prompts import Prompts
 from sdjax.study.survival import served_drafts
 from sdjax.targets.load import Model
@@ -50,6 +52,8 @@ class Calibration:
     """The prompts. They must not have chosen the drafter's checkpoint: skip as many as its config's held_out counts."""
     plot: Path | None = None
     """Writes a reliability plot (PNG) there."""
+    page: Path | None = None
+    """Writes the table there, as Markdown."""
     write: bool = False
     """Writes the temperatures into the saved drafter."""
     runs: str = "runs"
@@ -69,7 +73,8 @@ def main(config: Calibration) -> dict[str, Any]:
     fitted, judged = halves(drafts)
     temperatures = fit_temperatures(fitted)
     before, after = figures(judged), figures(judged, temperatures)
-    show(temperatures, before, after)
+    rows = [row(k, *slot) for k, slot in enumerate(zip(temperatures, before, after, strict=True), 1)]
+    show(rows)
     found = {
         "drafter": config.drafter,
         "temperature": config.temperature,
@@ -82,6 +87,8 @@ def main(config: Calibration) -> dict[str, Any]:
     }
     if config.plot:
         plot(config.plot, judged, temperatures)
+    if config.page:
+        write_page(config, found, rows)
     if config.write:
         kept = replace(drafter, temperatures=tuple(temperatures.tolist()))
         change_drafter(config.drafter, kept, {"calibration": finite(found)})
@@ -104,14 +111,41 @@ def halves(drafts: Drafts) -> tuple[Drafts, Drafts]:
     return of(place % 2 == 0), of(place % 2 == 1)
 
 
-def show(temperatures: np.ndarray, before: list[SlotFigures], after: list[SlotFigures]) -> None:
-    """A line for each slot."""
-    shown = Table("slot", "temperature", "survived", "ECE before", "ECE after [95 %]", "AUC [95 %]")
+def row(slot: int, temperature: float, before: SlotFigures, after: SlotFigures) -> dict[str, str]:
+    """A slot's figures, by the titles of their columns."""
     span = lambda value, ends: f"{value:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
-    for k, (t, old, new) in enumerate(zip(temperatures, before, after, strict=True), 1):
-        ece, auc = span(new.ece, new.ece_interval), span(new.auc, new.auc_interval)
-        shown.add_row(str(k), f"{t:.2f}", f"{new.observed:.3f}", f"{old.ece:.3f}", ece, auc)
+    return {
+        "slot": str(slot),
+        "temperature": f"{temperature:.2f}",
+        "survived": f"{after.observed:.3f}",
+        "ECE before [95 %]": span(before.ece, before.ece_interval),
+        "ECE after [95 %]": span(after.ece, after.ece_interval),
+        "AUC [95 %]": span(after.auc, after.auc_interval),
+    }
+
+
+def show(rows: list[dict[str, str]]) -> None:
+    """A line for each slot."""
+    shown = Table(*rows[0])
+    for line in rows:
+        shown.add_row(*line.values())
     Console().print(shown)
+
+
+def write_page(config: Calibration, found: dict[str, Any], rows: list[dict[str, str]]) -> None:
+    """The table under what was measured, and how."""
+    assert config.page is not None
+    config.page.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python -m experiments.calibrate {' '.join(sys.argv[1:])}"
+    text = f"""# Is the confidence of {Path(config.drafter).parent.name or config.drafter} true?
+
+Made by `{command}`.
+Drafts as served at T = {config.temperature:g} under the rule {config.rule}, target in {config.target.dtype}:
+{found["fitted"]:,} fitted the temperatures, {found["judged"]:,} of other requests judge. Survival at a slot is the chance that
+it and all before it are accepted; ECE is over {BINS} bins of it, intervals over requests.
+
+"""
+    config.page.write_text(text + markdown(rows) + "\n", encoding="utf-8")
 
 
 def plot(path: Path, drafts: Drafts, temperatures: np.ndarray) -> None:

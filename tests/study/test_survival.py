@@ -54,13 +54,15 @@ def test_temperatures_are_kept_with_the_weights(tmp_path, monkeypatch):
     folder, weights = tmp_path / "drafter", drafter_params(DRAFTER)
     save_drafter(folder, DRAFTER, Params(target_params(), weights), TARGET, model().identity, "float32")
     prompts = Prompts(text=("hello", "abc abc", "what is it?", "so"), chat=False)
-    config = Calibration(str(folder), held_out=HeldOutConfig(prompts, max_new=16, batch=4), write=True, plot=tmp_path / "a.png")
+    held_out, plot, page = HeldOutConfig(prompts, max_new=16, batch=4), tmp_path / "a.png", tmp_path / "pages" / "a.md"
+    config = Calibration(str(folder), held_out=held_out, write=True, plot=plot, page=page)
     found = calibrate.main(config)
     kept, params = load_drafter(folder, model())
     assert kept == replace(DRAFTER, temperatures=tuple(found["temperatures"])) and len(kept.temperatures) == 3
     jax.tree.map(np.testing.assert_array_equal, params, weights)
-    assert notes_of(folder)["calibration"]["judged"] == found["judged"] and (tmp_path / "a.png").stat().st_size
-    again = calibrate.main(replace(config, write=False, plot=None))
+    assert notes_of(folder)["calibration"]["judged"] == found["judged"] and plot.stat().st_size
+    assert f"{found['judged']:,} of other requests judge" in page.read_text() and page.read_text().count("\n| ") == 5
+    again = calibrate.main(replace(config, write=False, plot=None, page=None))
     assert again["temperatures"] == found["temperatures"], "fitting starts from the uncalibrated logits"
 
 
