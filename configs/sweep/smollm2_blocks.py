@@ -4,12 +4,7 @@
 
 Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py. The rest is as in
 configs/sweep/smollm2.py, on fewer prompts; the way to run it on two cores is written there, too. "dd_tree" takes DFlash's
-weights. The ablations, by what they were trained with:
-
-    T="python -m experiments.train --config configs/train"
-    $T/dflash_smollm2.py --name dflash_dpace_smollm2 --drafter.dpace 0.5      D-PACE's weights of the slots
-    $T/dspark_smollm2.py --name dspark_none_smollm2 --drafter.markov none     no Markov head
-    $T/dspark_smollm2.py --name dspark_gated_smollm2 --drafter.markov gated   a gated one
+weights.
 """
 
 from dataclasses import replace
@@ -25,25 +20,23 @@ from sdjax.study.prompts import Prompts
 from sdjax.verify.block import BlockVerification
 from sdjax.verify.token import TokenRejection
 
-FAMILIES = ("hydra_plus", "eagle3", "dflash", "dspark", "domino", "dflash2", "peagle", "pard", "jetspec", "d2sd")
-ABLATIONS = ("dflash_dpace", "dspark_none", "dspark_gated")
+FAMILIES = ("hydra_plus", "eagle3", "dflash", "dspark", "domino", "peagle", "pard", "jetspec", "d2sd")
 
 
 def get_config() -> SweepConfig:
     methods = {"plain": Method(NoDraft())} | {name: Method(weights=trained(name)) for name in FAMILIES}
     methods["dd_tree"] = Method(block(BlockTree.dd_tree, nodes=16), weights=trained("dflash"))
-    methods |= {name: Method(weights=trained(name)) for name in ABLATIONS}
     return replace(
         smollm2.get_config(),
         name="smollm2_blocks",
         title="Block drafters of SmolLM2-135M",
         methods=methods | rules(),
-        sets={"HumanEval": Prompts(skip=8, count=16)},
+        sets={"HumanEval": Prompts(skip=8, count=12)},
     )
 
 
 def rules() -> dict[str, Method]:
     """At T = 1, for those whose drafts are drawn: rejection, which asks for their law, and for DSpark block verification."""
-    drawn = ("eagle3", "dspark", "dflash2", "peagle", "pard")
+    drawn = ("eagle3", "dspark", "peagle", "pard")
     methods = {f"{name}-token": Method(rule=TokenRejection(), weights=trained(name), greedy=False) for name in drawn}
     return methods | {"dspark-block": Method(rule=BlockVerification(), weights=trained("dspark"), greedy=False)}
