@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sdjax.core.cache import Cache
@@ -77,7 +78,8 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1, devices: Any = None)
     shape = data, fsdp, model
     if math.prod(shape) != len(devices):
         raise ValueError(f"a mesh of {data} × {fsdp} × {model} takes {math.prod(shape)} devices, but there are {len(devices)}")
-    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    grid = create_device_mesh(shape, devices, allow_split_physical_axes=True)  # a torus 4 × 4 × 4 has no axis of 8 chips
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 @dataclass(frozen=True)

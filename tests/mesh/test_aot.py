@@ -25,8 +25,8 @@ from sdjax.drafters.head import DraftHead
 from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.drafters.tree_model import TreeDraftModel
-from sdjax.mesh.ahead import compile_ahead
-from sdjax.mesh.layout import DECODE
+from sdjax.mesh.ahead import compile_ahead, tpu_devices
+from sdjax.mesh.layout import DECODE, make_mesh
 from sdjax.study import promises
 from sdjax.study.plan import Case, compile_loop, place
 from sdjax.study.plan_train import TrainCase, examine_step
@@ -74,6 +74,12 @@ def test_a_wide_pass_over_a_long_cache_runs_the_kernel_on_every_chips_own_part(t
     kernels = [i for i in compiled.program.instructions if i.op == "custom-call" and "attend_committed" in i.scope]
     assert len(kernels) == TARGET.layers + case.drafter.layers
     assert not [i for i in compiled.program.instructions if i.op == "copy" and i.shapes[0].dims == (2, 1, 32_768, 128)]
+
+
+@pytest.mark.parametrize("topology, shape", [("v5p:4x4x4", (1, 8, 8)), ("v6e:16x16", (4, 8, 8)), ("v5p:2x4x4", (4, 1, 8))])
+def test_a_mesh_need_not_have_the_axes_of_the_torus(topology, shape):
+    mesh = make_mesh(*shape, devices=tpu_devices(topology))
+    assert mesh.devices.shape == shape and len({device.id for device in mesh.devices.flat}) == mesh.size
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "long"])
