@@ -101,8 +101,12 @@ def overwrite(
 def scatter(
     kept: Float[Array, "B G S K"], rows: Float[Array, "B G A K"], start: Int[Array, " B"], count: Int[Array, " B"]
 ) -> Float[Array, "B G S K"]:
-    """Writes the first count[b] rows and reads nothing: in place on TPU, where `overwrite` copies the cache, twice."""
-    place = jnp.arange(rows.shape[2])
+    """Writes the first count[b] rows and reads nothing: in place on TPU, where `overwrite` copies the cache, twice.
+
+    Row by row, each of one head: with all heads of a row as a window, XLA lays a loop's caches out row by row, and turns
+    them around for attention in every step.
+    """
+    sequences, heads, place = jnp.arange(kept.shape[0]), jnp.arange(kept.shape[1]), jnp.arange(rows.shape[2])
     at = jnp.where(place < count[:, None], start[:, None], kept.shape[2]) + place
-    put = lambda kept, rows, at: kept.at[:, at].set(rows, mode="drop", unique_indices=True)
-    return jax.vmap(put)(kept, rows, at)
+    index = sequences[:, None, None], heads[:, None], at[:, None]
+    return kept.at[index].set(rows, mode="drop", unique_indices=True)

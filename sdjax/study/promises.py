@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sdjax.core.cache import Cache
 from sdjax.mesh.ahead import Compiled
 from sdjax.mesh.chips import GIB, chip_of
 from sdjax.mesh.layout import DECODE, Rules
@@ -55,9 +56,10 @@ def gathered(placed: Placed, compiled: Compiled) -> list[str]:
 
 
 def whole_sizes(placed: Placed) -> set[tuple[int, str]]:
-    """Sizes and types of all arrays that are split, once gathered along some of their axes or all."""
-    sizes = set()
-    for x in jax.tree.leaves((placed.params, placed.state.cache.layers, placed.state.drafter)):
+    """Sizes and types of parameters and caches that are split, once gathered along some of their axes or all."""
+    sizes, is_cache = set(), lambda x: isinstance(x, Cache)
+    caches = [x.layers for x in jax.tree.leaves((placed.state.cache, placed.state.drafter), is_leaf=is_cache) if is_cache(x)]
+    for x in jax.tree.leaves((placed.params, caches)):
         axes = [axis for part in x.sharding.spec if part for axis in ((part,) if isinstance(part, str) else part)]
         ways = [placed.layout.mesh.shape[axis] for axis in axes]
         held = math.prod(x.sharding.shard_shape(x.shape))

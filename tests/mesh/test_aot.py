@@ -54,6 +54,7 @@ CASES = {
     "medusa": Case(V5E, Medusa(Tree.branching(4, 2)), batch=2, context=1024),
     "mtp": Case(V5E, DeepSeekMTP(tree=Tree.chain(1), steps=1), batch=2, context=1024),
     "dspark": Case(V5E, Block.dspark((0, 1), 7, length=4, layers=1), batch=2, context=1024, temperature=1.0),
+    "two heads a chip": Case("v6e:2x4", Eagle3((0, 1), DynamicTree(depth=2, nodes=8, width=4)), batch=8, context=4096, data=2),
     "long": Case(V5E, NoDraft(), batch=64, context=32_768),
 }
 CONFIG = AotConfig("small", TARGET, replace(TARGET, layers=4, width=512), CASES)
