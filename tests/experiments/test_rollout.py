@@ -120,7 +120,7 @@ def test_every_config_says_its_command(path):
     ],
 )
 def test_mistakes_are_one_line(options, words, capsys, monkeypatch):
-    monkeypatch.setattr("experiments.rollout.sdjax.load", lambda *_: model())
+    monkeypatch.setattr("experiments.config.sdjax.load", lambda *_: model())
     with pytest.raises(SystemExit) as left:
         main(options)
     assert left.value.code == 2 and words in capsys.readouterr().err
