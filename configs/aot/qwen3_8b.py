@@ -2,8 +2,8 @@
 
     python -m experiments.aot --config configs/aot/qwen3_8b.py
 
-The paper states lengths and anchors, not its batch; SpecForge's recipe has four texts a GPU. It does not fit: the rows of a
-text's 512 blocks of 16 take 38 GiB beside the models' parts, and a chip has 32.
+The paper states lengths and anchors, not its batch; SpecForge's recipe has four texts a GPU. It does not fit: a step with
+512 blocks of 16 rows a text takes 38 GiB in all, and a chip has 32.
 """
 
 from configs.shapes import QWEN3_06B, QWEN3_8B
