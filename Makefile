@@ -13,7 +13,7 @@ MAY_BE_EMPTY := || { code=$$?; test $$code -eq 5; }
 UV_COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-tpu test-gpu test-parity test-notebooks notebooks bench-decode bench-rules bench-train bench-draft bench-pack bench-torch lock clean
+.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-tpu test-tpu-short test-gpu test-parity test-notebooks notebooks bench-decode bench-rules bench-train bench-draft bench-pack bench-torch lock clean
 
 help:
 	@echo "make demo          SmolLM2-135M answers HumanEval prompts, plainly and speculatively: one table (≤ 15 minutes)"
@@ -22,7 +22,7 @@ help:
 	@echo "make test-law      exact laws of larger models"
 	@echo "make test-families each family's loss, drafts and formulas; training in the tiny world"
 	@echo "make test-slow     training killed at random moments, many times"
-	@echo "make test-mesh     sharded over eight simulated devices;  make test-tpu  compiled for TPUs;  make test-gpu"
+	@echo "make test-mesh     sharded over eight simulated devices;  make test-tpu  compiled for TPUs (a short list: test-tpu-short);  make test-gpu"
 	@echo "make test-parity   against other people's code (an environment of its own, with PyTorch)"
 	@echo "make test-notebooks  the notebooks, run;  make notebooks  made anew of their sources, with outputs"
 	@echo "make bench-decode  speed and memory of the decode loop;  make bench-rules  the rules compared"
@@ -91,6 +91,11 @@ test-tpu: $(READY)
 	@echo "── Ahead-of-time compiles for TPUs"
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps "libtpu==0.0.42.*"
 	@TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu $(PYTEST) -m tpu $(MAY_BE_EMPTY)
+
+test-tpu-short: $(READY)
+	@echo "── A small model compiled for TPUs, and wrong rules that each break a promise (skipped where libtpu is not to be had)"
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps "libtpu==0.0.42.*" || true
+	@TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu $(PYTEST) -n 2 -m tpu tests/mesh/test_aot.py $(MAY_BE_EMPTY)
 
 test-gpu: $(READY)
 	@echo "── On a GPU, where there is one"

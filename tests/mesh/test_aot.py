@@ -1,6 +1,6 @@
 """The TPU compiler's answers, without a TPU: a small model on v5e:2x4, and wrong rules that each break one promise.
 
-python -m pytest -m tpu tests/mesh/test_aot.py      (a few minutes; `make test-tpu` compiles every named case, too)
+make test-tpu-short      (a minute or two; `make test-tpu` compiles every named case, too)
 """
 
 import importlib.util
