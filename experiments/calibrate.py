@@ -88,7 +88,7 @@ def main(config: Calibration) -> dict[str, Any]:
     if config.plot:
         plot(config.plot, judged, temperatures)
     if config.page:
-        write_page(config, found, rows)
+        write_page(config.page, config, found, rows)
     if config.write:
         kept = replace(drafter, temperatures=tuple(temperatures.tolist()))
         change_drafter(config.drafter, kept, {"calibration": finite(found)})
@@ -132,10 +132,9 @@ def show(rows: list[dict[str, str]]) -> None:
     Console().print(shown)
 
 
-def write_page(config: Calibration, found: dict[str, Any], rows: list[dict[str, str]]) -> None:
+def write_page(page: Path, config: Calibration, found: dict[str, Any], rows: list[dict[str, str]]) -> None:
     """The table under what was measured, and how."""
-    assert config.page is not None
-    config.page.parent.mkdir(parents=True, exist_ok=True)
+    page.parent.mkdir(parents=True, exist_ok=True)
     command = f"python -m experiments.calibrate {' '.join(sys.argv[1:])}"
     text = f"""# Is the confidence of {Path(config.drafter).parent.name or config.drafter} true?
 
@@ -145,7 +144,7 @@ Drafts as served at T = {config.temperature:g} under the rule {config.rule}, tar
 it and all before it are accepted; ECE is over {BINS} bins of it, intervals over requests.
 
 """
-    config.page.write_text(text + markdown(rows) + "\n", encoding="utf-8")
+    page.write_text(text + markdown(rows) + "\n", encoding="utf-8")
 
 
 def plot(path: Path, drafts: Drafts, temperatures: np.ndarray) -> None:

@@ -33,7 +33,7 @@ class TargetConfig:
     """Reads long caches by a kernel, on TPUs: see docs/scale.md for where it pays. Elsewhere nothing changes."""
 
     def load(self) -> Model:
-        """ValueError says what is unknown, missing or damaged."""
+        """The model, as `sdjax.load` finds it; ValueError says what is unknown, missing or damaged."""
         model = sdjax.load(self.name, self.dtype)
         return model._replace(target=replace(model.target, flash=self.flash))
 

@@ -1,9 +1,11 @@
 """Configs: files, overrides, and what a wrong one is told."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
-from experiments.config import MeshConfig, config_files, find_config, load_file, parse
+from experiments.config import MeshConfig, TargetConfig, config_files, find_config, load_file, parse
 from experiments.decode import main
 from sdjax.mesh.layout import TRAIN
 from sdjax.study.methods import Method, Sampling, arms
@@ -99,6 +101,12 @@ def test_weights_for_a_drafter_that_takes_none(tmp_path):
 
 def test_prompts_is_frozen():
     assert hash(Prompts()) == hash(Prompts())
+
+
+@pytest.mark.parametrize("flash", [False, True])
+def test_the_target_reads_long_caches_as_asked(flash, monkeypatch):
+    monkeypatch.setattr("sdjax.load", lambda name, dtype: model())
+    assert TargetConfig(flash=flash).load().target == replace(model().target, flash=flash)
 
 
 def test_a_mesh_that_the_devices_do_not_make_is_refused():

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sdjax.core import flash
 from sdjax.core.sampling import Warp
 from sdjax.core.spec import initialise
-from sdjax.decode.generate import new_tokens, prefill, run, start
+from sdjax.decode.generate import generate, new_tokens, prefill, run, start
 from sdjax.decode.place import params_shardings, state_shardings
 from sdjax.decode.state import Loop, Params
 from sdjax.drafters.no_draft import NoDraft
@@ -59,7 +60,8 @@ def layout_of(shape: str) -> Layout:
 def loop_and_params(drafter, temperature, target):
     """Random weights, scaled up so that the laws are neither flat nor one-hot."""
     loop = Loop(target, drafter, Walk(), Warp(temperature), chunk=32)
-    make = lambda specs: jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, initialise(specs, jax.random.key(SEED[target])))
+    seed = SEED.get(target, 24)
+    make = lambda specs: jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, initialise(specs, jax.random.key(seed)))
     return loop, Params(make(target.specs()), make(drafter.specs(target)))
 
 
@@ -128,6 +130,21 @@ def test_no_device_holds_more_than_its_part():
     share = lambda x: x.addressable_shards[0].data.size / x.size
     assert share(state.cache.layers[0].k) == share(state.tokens) / 4 == 1 / 8
     assert share(params.target["head"]) == share(params.target["layers"][0]["k"]) == 1 / 4
+
+
+@pytest.mark.mesh
+@on_mesh
+@pytest.mark.parametrize("shape", ["1x8", "2x4"])
+def test_generate_sets_the_mesh_that_the_kernel_asks_for(shape, monkeypatch):
+    """`generate` with a layout gives one device's tokens, and `flash` finds how heads are split; off a TPU nothing else."""
+    ways, layout = [], layout_of(shape)
+    monkeypatch.setattr(flash, "pays", lambda *_: ways.append(flash.ways(flash.SPLIT[1])))
+    loop, params = loop_and_params(NoDraft(), 1.0, replace(TARGET, flash=True, windows=()))
+    tokens = generate(loop, params, PROMPTS, NEW, capacity=CAPACITY).tokens
+    ways.clear()
+    params = jax.device_put(params, params_shardings(layout, loop))
+    assert generate(loop, params, PROMPTS, NEW, capacity=CAPACITY, layout=layout).tokens == tokens
+    assert ways and all(parts == [SHAPES[shape][1]] for parts in ways)
 
 
 def test_one_case_in_a_process_of_eight_devices():
