@@ -76,8 +76,10 @@ def block(preset: Callable[..., Any], **changes: Any) -> Any:
     """A block drafter of three layers, which cost a pass what EAGLE-3's one costs in three; or one that is made of such.
 
     Masks read the row of a token that no text here has, <gh_stars>. A quarter of a row's tokens are anchors (DFlash: a sixth).
+    The layers start as the target's last ones: the token budget is small.
     """
-    return preset(BLOCK_TAPS, 7, length=CHAIN.depth, layers=3, head=VOCABULARY, anchors=128, **changes)
+    small: dict[str, Any] = {"layers": 3, "start": "target", "head": VOCABULARY, "anchors": 128}
+    return preset(BLOCK_TAPS, 7, length=CHAIN.depth, **small | changes)
 
 
 def on_trees() -> dict[str, Any]:

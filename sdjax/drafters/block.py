@@ -69,6 +69,9 @@ class Block:
 
     With `visible_prefix` β training also shows each block its first l < `length` tokens, l drawn ∝ β^l, and learns the
     others, the first of them with weight 1: D²SD's variable-prefix drafter, which redrafts what stands behind a prefix.
+
+    `start` says where training begins: with layers drawn anew, or, in the target's own shape, with its last ones, which
+    see its deepest tap.
     """
 
     taps: tuple[Tap, ...]
@@ -100,6 +103,7 @@ class Block:
     confidence_stops: bool = False
     temperatures: tuple[float, ...] = ()
     visible_prefix: float | None = None
+    start: Literal["drawn", "target"] = "drawn"
 
     def __post_init__(self):
         check_block(self)
@@ -148,8 +152,9 @@ class Block:
 
     def model(self, target: Decoder) -> Decoder:
         """The shape of the layers."""
+        own = target if self.start == "target" else self.shape
         plain = replace(target, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=True)
-        return replace(layer_for(target, self.shape or plain), layers=self.layers, windows=self.windows)
+        return replace(layer_for(target, own or plain), layers=self.layers, windows=self.windows)
 
     def specs(self, target: Decoder) -> dict[str, Any]:
         """{fc, hidden_norm, layers, norm, mask, head}, and {markov, confidence}, each where there is one."""
@@ -177,11 +182,20 @@ class Block:
     def initial(
         self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]
     ) -> dict[str, Any]:
-        """Drawn anew, but for the head and the mask's row, which are the target's."""
+        """Drawn anew, but for the head and the mask's row, which are the target's, and what `start` takes from it."""
         params = initialise(self.specs(target), key) | {"head": self.head.initial(target, target_params, counts)}
-        if self.mask_token is None:
-            return params
-        return params | {"mask": target.embed(target_params, jnp.array([[self.mask_token]]))[0, 0]}
+        if self.mask_token is not None:
+            params["mask"] = target.embed(target_params, jnp.array([[self.mask_token]]))[0, 0]
+        return params if self.start == "drawn" else params | self.last_layers(target, target_params)
+
+    def last_layers(self, target: Decoder, target_params: Any) -> dict[str, Any]:
+        """The target's last layers, with its deepest tap as what they see of the text. ValueError if it has too few."""
+        if self.layers > target.layers:
+            raise ValueError(f"layers is {self.layers}, the target has {target.layers}; it cannot start from it")
+        e, m, layers = target.width, len(self.taps), target_params["layers"][-self.layers :]
+        deepest = jnp.pad(jnp.eye(e, dtype=target.matrix_dtype), ((0, 0), ((m - 1) * e, 0)))
+        taken = {"layers": layers, "hidden_norm": layers[-1]["attn_norm"], "norm": target_params["norm"]}
+        return {"fc": deepest} | jax.tree.map(jnp.copy, taken)
 
     def fuse(self, ctx: Context, params: Any, features: Float[Array, "B T M E"]) -> Float[Array, "B T E"]:
         """The tapped states as one, normed: what every layer's keys and values of the text are made of."""

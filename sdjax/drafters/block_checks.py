@@ -15,12 +15,15 @@ def check_block(block: Any) -> None:
         ("layout", ("fill_in", "anchor_first")),
         ("block_mask", ("full", "causal")),
         ("markov", ("none", "vanilla", "gated", "rnn", "domino", "selector")),
+        ("start", ("drawn", "target")),
     ):
         if getattr(block, name) not in known:
             raise ValueError(f"{name} is {getattr(block, name)!r}; it must be one of {', '.join(known)}")
     for name in ("layers", "rank", "gru", "anchors"):
         if getattr(block, name) < 1:
             raise ValueError(f"{name} is {getattr(block, name)}; it must be at least 1")
+    if block.start == "target" and block.shape is not None:
+        raise ValueError("layers that start as the target's have its shape; leave out `shape`, or take start='drawn'")
     weights = (block.text, block.soft, block.l1, block.lk)
     if (block.decay is not None and block.decay <= 0) or min(weights) < 0 or sum(weights) == 0:
         raise ValueError(

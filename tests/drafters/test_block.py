@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdjax.core.linear import product
+from sdjax.core.linear import linear, product
 from sdjax.core.spec import Spec, check_params, zeros
 from sdjax.core.types import Law, rows
 from sdjax.drafters import block_attention, losses
@@ -422,6 +422,20 @@ def test_a_mask_that_is_a_token_is_the_targets_row_and_stays():
     check_params(drafter.specs(TARGET), params, "a block drafter")
     np.testing.assert_array_equal(params["mask"], WEIGHTS["embed"][3])
     assert not drafter.specs(TARGET)["mask"].trainable and PLAIN.specs(TARGET)["mask"].trainable
+
+
+def test_a_start_from_the_target_is_its_last_layers_behind_the_deepest_tap():
+    drafter = replace(PLAIN, layers=2, start="target")
+    params = drafter.initial(TARGET, WEIGHTS, np.ones(TARGET.vocab), jax.random.key(0))
+    check_params(drafter.specs(TARGET), params, "block")
+    jax.tree.map(np.testing.assert_array_equal, params["layers"], WEIGHTS["layers"][-2:])
+    np.testing.assert_array_equal(params["norm"], WEIGHTS["norm"])
+    states = jax.random.normal(jax.random.key(1), (1, 3, 2, TARGET.width))
+    np.testing.assert_allclose(linear(states.reshape(1, 3, -1), params["fc"]), states[:, :, -1], rtol=1e-6)
+    with pytest.raises(ValueError, match="layers is 4, the target has 3"):
+        replace(drafter, layers=4).initial(TARGET, WEIGHTS, np.ones(TARGET.vocab), jax.random.key(0))
+    with pytest.raises(ValueError, match="leave out `shape`"):
+        replace(drafter, shape=SHAPE)
 
 
 def test_what_cannot_be_is_named():
