@@ -50,8 +50,8 @@ RATES = (0.5, 0.12, 0.06, 0.03)
 TREE = sequoia_tree(16, RATES, CHAIN.depth)
 
 
-def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, ...] = ()) -> TrainConfig:
-    """STEPS of 2 × 512 tokens. The rates are chosen by hand: the papers' are for runs a thousand times as long."""
+def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, ...] = (), steps: int = STEPS) -> TrainConfig:
+    """`steps` of 2 × 512 tokens. The rates are chosen by hand: the papers' are for runs a thousand times as long."""
     return TrainConfig(
         name=name,
         drafter=drafter,
@@ -60,7 +60,7 @@ def training(name: str, drafter: Any, learning_rate: float, frozen: tuple[str, .
         features=tuple(f"features/smollm2-{text}" for text in TEXTS),
         rows=2,
         length=512,
-        optimiser=Optimiser(learning_rate=learning_rate, steps=STEPS, warmup=30),
+        optimiser=Optimiser(learning_rate=learning_rate, steps=steps, warmup=30),
         frozen=frozen,
         held_out=HeldOutConfig(Prompts(count=8)),
         cadence=Cadence(save_every=150, eval_every=150),
