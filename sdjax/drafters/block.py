@@ -28,9 +28,9 @@ from sdjax.drafters.chain import chain_of, choose_greedy, choose_sampled
 from sdjax.drafters.confidence import chain_survival, confidence_logit, confidence_specs
 from sdjax.drafters.eagle_layer import layer_for
 from sdjax.drafters.head import DraftHead, own_tokens
+from sdjax.drafters.judge import chain_figures
 from sdjax.drafters.losses import dpace_weights, weighted_mean
 from sdjax.drafters.markov import Markov, markov_block, markov_specs, markov_start, markov_step
-from sdjax.drafters.residual_heads import chain_figures
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, rms_norm
 
 

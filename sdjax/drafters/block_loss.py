@@ -15,6 +15,7 @@ from sdjax.core.sampling import top_k
 from sdjax.core.types import Context
 from sdjax.drafters.confidence import acceptance_rate
 from sdjax.drafters.head import DraftHead
+from sdjax.drafters.judge import rank_of
 from sdjax.drafters.losses import (
     binary_cross_entropy,
     cross_entropy,
@@ -24,7 +25,6 @@ from sdjax.drafters.losses import (
     soft_cross_entropy,
     total_variation,
 )
-from sdjax.drafters.residual_heads import rank_of
 
 TEXTS = ("text", "base", "choice")  # need no target
 DISTANCES = ("soft", "l1", "lk")  # compare laws

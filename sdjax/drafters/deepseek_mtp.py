@@ -19,8 +19,9 @@ from sdjax.core.linear import linear
 from sdjax.core.spec import Spec, initialise, normal, ones
 from sdjax.core.types import Committed, Context, Draft, Law, Trace
 from sdjax.drafters.head import DraftHead
+from sdjax.drafters.judge import chain_figures, judge_heads
 from sdjax.drafters.recursion import Cell, check_tree, draft_below
-from sdjax.drafters.residual_heads import chain_figures, judge_heads, take_last
+from sdjax.drafters.residual_heads import take_last
 from sdjax.drafters.unrolled import attend_unrolled
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, rms_norm, swiglu
 from sdjax.targets.packed import packed_mask

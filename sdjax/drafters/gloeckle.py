@@ -14,8 +14,9 @@ from sdjax.core.linear import linear
 from sdjax.core.spec import Spec, normal
 from sdjax.core.types import Committed, Context, Draft, Law, Trace
 from sdjax.drafters.head import DraftHead, in_target
+from sdjax.drafters.judge import chain_figures, judge_heads
 from sdjax.drafters.recursion import check_tree, draft_of
-from sdjax.drafters.residual_heads import chain_figures, judge_heads, take_last
+from sdjax.drafters.residual_heads import take_last
 from sdjax.targets.decoder import Decoder, Tap, causal_mask, rms_norm
 from sdjax.targets.packed import packed_mask
 from sdjax.trees.draw import Children, draw_children

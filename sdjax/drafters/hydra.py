@@ -19,13 +19,12 @@ from sdjax.core.linear import linear
 from sdjax.core.spec import Spec, initialise, normal, zeros
 from sdjax.core.types import Committed, Context, Draft, Law, Trace
 from sdjax.drafters.head import DraftHead, in_target
+from sdjax.drafters.judge import chain_figures, judge_heads
 from sdjax.drafters.recursion import check_tree, draft_of
 from sdjax.drafters.residual_heads import (
     block_specs,
-    chain_figures,
     check_heads,
     initial_matrices,
-    judge_heads,
     matrix_of,
     matrix_specs,
     residual_block,

@@ -9,23 +9,21 @@ the deeper they go.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from sdjax.core.attention import cache_mask
 from sdjax.core.cache import KV
-from sdjax.core.linear import linear, product
+from sdjax.core.linear import linear
 from sdjax.core.types import Batch, Context, Trace, rows
 from sdjax.drafters.block_attention import attend_blocks
 from sdjax.drafters.eagle_layer import add_mlp
-from sdjax.drafters.head import DraftHead, own_tokens
-from sdjax.drafters.losses import cross_entropy, flatten, in_chunks, soft_cross_entropy, weighted_mean
-from sdjax.drafters.residual_heads import chain_figures, rank_of
+from sdjax.drafters.head import DraftHead
+from sdjax.drafters.judge import chain_figures, judge_states
 from sdjax.targets.decoder import Decoder, causal_mask, rms_norm
 from sdjax.targets.packed import packed_mask
 
@@ -178,31 +176,14 @@ def chain_loss(
     text: float,
     soft: float,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """`text` · CE(token) + `soft` · CE(target's law), each Σ weight · loss / Σ weight over all slots; and a chain's figures.
+    """`judge_states` of all slots, and a chain's figures.
 
-    `at` holds, for every slot, the place whose state is the target's that predicts its token, and its weight. The target's
-    law is cut to the draft vocabulary and renormalised; tokens outside are not learnt as text.
+    `at` holds, for every slot, the place whose state is the target's that predicts its token, and its weight.
     """
     before, weight = at
     labels = rows(trace.ahead(1)[0], before)
-    tokens, inside = own_tokens(head_params.get("ids"), labels)
-    judge = lax.stop_gradient(head.teacher_rows(ctx, head_params)) if soft else None
-    theirs = None if judge is None else rows(trace.hidden, before)
-
-    def of_rows(part: Any) -> dict[str, Array]:
-        mine, theirs, tokens = part
-        law = logits(mine)
-        out = {"rank": rank_of(lax.stop_gradient(law), tokens)}
-        out |= {"text": cross_entropy(law, tokens)} if text else {}
-        if judge is not None:
-            out["soft"] = soft_cross_entropy(law, lax.stop_gradient(product(theirs, judge)))
-        return out
-
-    out = in_chunks(of_rows, jax.tree.map(flatten, (hidden, theirs, tokens)), flatten(weight))
-    out = jax.tree.map(lambda x: x.reshape(labels.shape), out)
-    loss = text * weighted_mean(out["text"], weight * inside) if text else jnp.float32(0)
-    loss += soft * weighted_mean(out["soft"], weight) if soft else 0
-    ranks = jnp.where(inside, out["rank"], ctx.target.vocab)
+    theirs = rows(trace.hidden, before) if soft else None
+    loss, ranks = judge_states(ctx, head, head_params, logits, hidden, theirs, labels, weight, text, soft)
     return loss, chain_figures(chains.table(ranks), chains.table(weight))
 
 

@@ -22,8 +22,8 @@ from sdjax.core.types import Batch, Committed, Context, Trace
 from sdjax.drafters.anchored import draw_anchors, run_blocks, tokens_behind
 from sdjax.drafters.base import check_length
 from sdjax.drafters.head import DraftHead, own_tokens
+from sdjax.drafters.judge import chain_figures, rank_of
 from sdjax.drafters.losses import cross_entropy, flatten, in_chunks, weighted_mean
-from sdjax.drafters.residual_heads import chain_figures, rank_of
 from sdjax.targets.decoder import Decoder, causal_mask
 from sdjax.targets.packed import packed_mask
 

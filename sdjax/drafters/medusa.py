@@ -15,13 +15,12 @@ from sdjax.core.sampling import top_k
 from sdjax.core.spec import initialise
 from sdjax.core.types import Committed, Context, Draft, Law, Trace
 from sdjax.drafters.head import DraftHead
+from sdjax.drafters.judge import chain_figures, judge_heads
 from sdjax.drafters.recursion import check_tree
 from sdjax.drafters.residual_heads import (
     block_specs,
-    chain_figures,
     check_heads,
     initial_matrices,
-    judge_heads,
     matrix_specs,
     residual_block,
     take_last,

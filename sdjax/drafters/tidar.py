@@ -20,7 +20,7 @@ from sdjax.core.types import Batch, Committed, Context, Draft, Probes, Trace, ro
 from sdjax.drafters.base import check_length
 from sdjax.drafters.chain import chain_of, choose_greedy, choose_sampled
 from sdjax.drafters.head import DraftHead
-from sdjax.drafters.residual_heads import chain_figures, judge_head
+from sdjax.drafters.judge import chain_figures, judge_head
 from sdjax.targets.decoder import Decoder, Tap, rms_norm
 
 
