@@ -17,7 +17,6 @@ from sdjax.study.prompts import Prompts
 
 
 def get_config() -> DecodeConfig:
-    drafters = on_trees()
     return DecodeConfig(
         name="smollm2_trained",
         prompts=Prompts(skip=8, count=16),
@@ -28,5 +27,5 @@ def get_config() -> DecodeConfig:
             "plain": Method(NoDraft()),
             "lookup": Method(NGram(length=7, longest=3)),
         }
-        | {family: Method(drafters[family], weights=name) for family, name in SHIPPED.items()},
+        | {family: Method(drafter, weights=SHIPPED[family]) for family, drafter in on_trees().items() if family in SHIPPED},
     )

@@ -9,8 +9,7 @@ on small models. Answers are not executed, so there is no task score. Expect ASD
 that equal plain decoding's get rare (its authors: over 95 % of outputs change).
 """
 
-from configs.decode.smollm2_trained import SHIPPED
-from configs.smollm2 import CHAIN, eagle3
+from configs.smollm2 import CHAIN, SHIPPED, eagle3
 from experiments.sweep_config import SweepConfig
 from sdjax.core.types import Law
 from sdjax.drafters.no_draft import NoDraft
