@@ -78,8 +78,8 @@ def block(preset: Callable[..., Any], **changes: Any) -> Any:
     Masks read the row of a token that no text here has, <gh_stars>. A quarter of a row's tokens are anchors (DFlash: a sixth).
     The layers start as the target's last ones: the token budget is small.
     """
-    small: dict[str, Any] = {"layers": 3, "start": "target", "head": VOCABULARY, "anchors": 128}
-    return preset(BLOCK_TAPS, 7, length=CHAIN.depth, **small | changes)
+    small = {"length": CHAIN.depth, "layers": 3, "start": "target", "head": VOCABULARY, "anchors": 128}
+    return preset(BLOCK_TAPS, 7, **small | changes)
 
 
 def on_trees() -> dict[str, Any]:

@@ -4,7 +4,7 @@
 
 Trains nothing: the drafters are those of runs/train, made by configs/train/NAME_smollm2.py. The rest is as in
 configs/sweep/smollm2.py, on fewer prompts; the way to run it on two cores is written there, too. "dd_tree" takes DFlash's
-weights.
+weights, and so do "dflash-7" and "dflash-15", blocks longer than what was learnt: their draft's cost is that of one pass.
 """
 
 from dataclasses import replace
@@ -13,6 +13,7 @@ from configs.smollm2 import block
 from configs.sweep import smollm2
 from configs.sweep.smollm2 import trained
 from experiments.sweep_config import SweepConfig
+from sdjax.drafters.block import Block
 from sdjax.drafters.block_tree import BlockTree
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.methods import Method
@@ -25,6 +26,7 @@ FAMILIES = ("hydra_plus", "eagle3", "dflash", "dspark", "domino", "peagle", "par
 
 def get_config() -> SweepConfig:
     methods = {"plain": Method(NoDraft())} | {name: Method(weights=trained(name)) for name in FAMILIES}
+    methods |= {f"dflash-{n}": Method(block(Block.dflash, length=n), weights=trained("dflash")) for n in (7, 15)}
     methods["dd_tree"] = Method(block(BlockTree.dd_tree, nodes=16), weights=trained("dflash"))
     return replace(
         smollm2.get_config(),
