@@ -28,6 +28,6 @@ def get_config() -> SweepConfig:
         title="EAGLE-3 of SmolLM2-135M after four times the training",
         methods={"plain": Method(NoDraft())} | chains,
         sets={"HumanEval": Prompts(skip=8, count=40)},
-        rule=Sampling(temperature=0.0),
+        rule=Sampling(temperature=(0.0,)),
         decode=Decoding(max_new=64),
     )
