@@ -21,7 +21,7 @@ import tyro
 import sdjax
 from experiments.launch import mistakes_end_the_program
 from sdjax.decode.state import Params
-from sdjax.drafters.base import Drafter
+from sdjax.drafters.base import Drafter, check_masks
 from sdjax.drafters.published.registry import read_folder, readings
 from sdjax.targets.load import Model
 from sdjax.train.evaluate import HeldOut
@@ -65,6 +65,7 @@ def import_drafter(config: Import, model: Model) -> None:
     if config.dtype not in ("float32", "bfloat16"):
         raise ValueError(f"--dtype is {config.dtype!r}; it must be float32 or bfloat16")
     layout, found = read_folder(config.source, model.target, model.params, config.layout or None)
+    check_masks(found.drafter, model.tokenizer.stops)
     params = Params(model.params, found.params)
     if config.block_layout:
         found = found._replace(drafter=chosen(found.drafter, config.block_layout))

@@ -132,6 +132,7 @@ def tables_of(question: Question, tree: Tree, models: tuple[int, ...]) -> Tables
 # SPS at 1, 2, 3 verified rows: the paper's; and one by which the first draft always joins, and the second not always.
 APPENDIX = Throughput(CostCurve((1, 2, 3), (1.0, 1 / 0.5, 1 / 0.45), 0.0))
 JOINING = Throughput(CostCurve((1, 2, 3), (1.0, 1 / 0.6, 1 / 0.55), 0.0))
+REMEMBERED = (0.8, 0.1)  # survivals of the first draft and of all others, some steps ago: JOINING lets one draft in
 UNREAD: Any = None  # the context, of which these schedules read nothing
 
 
@@ -139,7 +140,7 @@ def answer_scheduled(question: Question, rule: Rule, tree: Tree, law: Law) -> di
     """Prints and returns the law behind a cut draft."""
     cuts: dict[str, Cut] = {
         "prefix": lambda draft: Prefix(APPENDIX).cut(None, UNREAD, draft, ())[1].valid,
-        "delayed": lambda draft: Delayed(APPENDIX).cut(Delayed(APPENDIX).empty(1, tree.nodes), UNREAD, draft, ())[1].valid,
+        "delayed": lambda draft: Delayed(JOINING).cut(remembered(tree.nodes), UNREAD, draft, ())[1].valid,
         "best-of-all": best_of_all(APPENDIX),
         "snap-down": snapped_down(JOINING, (1,)),
     }
@@ -164,6 +165,12 @@ def appendix_tables(depth: int = 2) -> Tables:
 def appendix_confidence(path: tuple[int, ...], elders: tuple[int, ...]) -> float:
     """0.8 of the first draft; of the next all or nothing, as the token before it is 0 or not."""
     return 0.8 if not path else float(path[-1] == 0)
+
+
+def remembered(nodes: int) -> Any:
+    """The memory of `Delayed`: REMEMBERED at every step."""
+    first, others = REMEMBERED
+    return Delayed(JOINING).empty(1, nodes).at[..., 1:].set(others).at[..., 1].set(first)
 
 
 def best_of_all(throughput: Throughput) -> Cut:

@@ -31,6 +31,7 @@ from sdjax.core.metrics import Acceptance
 from sdjax.core.plain import plain_data, write_json
 from sdjax.core.spec import initialise
 from sdjax.decode.state import Params
+from sdjax.drafters.base import check_masks
 from sdjax.mesh.layout import TRAIN, Layout
 from sdjax.mesh.place import on_host, spread
 from sdjax.mesh.start import join_pod, speaks
@@ -95,6 +96,7 @@ def train(config: TrainConfig, model: Model, console: Console | None = None) -> 
     recipe = Recipe(model.target, config.drafter, config.optimiser, config.joint, config.frozen, config.cadence)
     layout = config.mesh.layout(TRAIN)
     check_fit(config, recipe, layout)
+    check_masks(config.drafter, model.tokenizer.stops)
     given, held_out, folder = read_input(config, model, layout), read_held_out(config.held_out, model), run_folder(config)
     state, target_params = first_state(config, recipe, model, given, layout)
     job = Job(

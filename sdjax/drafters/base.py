@@ -1,6 +1,6 @@
 """What a drafter promises: a frozen, hashable dataclass of hyper-parameters with pure methods over pytrees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -97,6 +97,16 @@ def check_mask_token(token: int | None, model: Decoder) -> None:
     """Raises ValueError for a token, whose row of the embedding masks read, that the model lacks; None is no token."""
     if token is not None and not 0 <= token < model.vocab:
         raise ValueError(f"mask_token is {token}; the vocabulary of the embedding has the ids 0..{model.vocab - 1}")
+
+
+def check_masks(drafter: Any, stops: Collection[int]) -> None:
+    """Raises ValueError where a drafter, or a part of it, masks with one of the tokens that end a text."""
+    for field in fields(drafter):
+        part = getattr(drafter, field.name)
+        if field.name == "mask_token" and part in stops:
+            raise ValueError(f"mask_token is {part}, which ends texts; masks would read as ends: take a token that no text has")
+        if is_dataclass(part):
+            check_masks(part, stops)
 
 
 def check_length(length: int) -> None:

@@ -68,7 +68,8 @@ class Block:
     slot.
 
     With `visible_prefix` β training also shows each block its first l < `length` tokens, l drawn ∝ β^l, and learns the
-    others, the first of them with weight 1: D²SD's variable-prefix drafter, which redrafts what stands behind a prefix.
+    others, the first of them with weight 1: D²SD's variable-prefix drafter, which redrafts what stands behind a prefix. Its
+    weights are normalised as all others are, over all blocks: one that is shown much weighs less.
 
     `start` says where training begins: with layers drawn anew, or, in the target's own shape, with its last ones, which
     see its deepest tap.
@@ -119,6 +120,17 @@ class Block:
         """DSpark as released: anchor first, drawn behind a Markov head, 0.1 CE + 0.9 L1 + the confidence's BCE."""
         published = {"layout": "anchor_first", "markov": "vanilla", "sampled": True, "text": 0.1, "l1": 0.9, "confidence": 1.0}
         return cls(taps, length, mask_token=mask_token, **{**published, **changes})
+
+    @classmethod
+    def deepspec_dflash(cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 7, **changes: Any) -> "Block":
+        """DFlash as DeepSpec trains and serves it: anchor first, each slot drawn by itself, the text's own tokens."""
+        return cls(taps, length, mask_token=mask_token, **{"layout": "anchor_first", "sampled": True, **changes})
+
+    @classmethod
+    def jetspec(cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, **changes: Any) -> "Block":
+        """JetSpec's weights: slots see those before them alone, and learn the target's law, each slot alike."""
+        published = {"block_mask": "causal", "text": 0.0, "soft": 1.0, "decay": None}
+        return cls.dflash(taps, mask_token, length, **{**published, **changes})
 
     @classmethod
     def domino(

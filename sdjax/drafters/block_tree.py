@@ -55,9 +55,8 @@ class BlockTree:
     def jetspec(
         cls, taps: tuple[Tap, ...], mask_token: int | None, length: int = 15, nodes: int = 128, width: int = 7, **changes: Any
     ) -> "BlockTree":
-        """JetSpec: slots see those before them alone, and learn the target's law, each slot alike."""
-        published = {"block_mask": "causal", "text": 0.0, "soft": 1.0, "decay": None}
-        return cls(Block.dflash(taps, mask_token, length, **{**published, **changes}), nodes, width)
+        """JetSpec: `Block.jetspec`, drafted as a tree."""
+        return cls(Block.jetspec(taps, mask_token, length, **changes), nodes, width)
 
     @property
     def taps(self) -> tuple[Tap, ...]:

@@ -16,8 +16,10 @@ from sdjax.core.spec import Spec, check_params, zeros
 from sdjax.core.types import Law, rows
 from sdjax.drafters import block_attention, losses
 from sdjax.drafters.anchored import tokens_behind
+from sdjax.drafters.base import check_masks
 from sdjax.drafters.block import Block, spread_taps
 from sdjax.drafters.block_loss import among
+from sdjax.drafters.block_tree import BlockTree
 from sdjax.drafters.confidence import chain_survival, confidence_logit
 from sdjax.drafters.head import DraftHead, own_tokens
 from sdjax.drafters.markov import gru_step
@@ -412,6 +414,10 @@ def test_presets_are_as_published():
     assert (domino.nodes, domino.width, domino.markov, domino.uncorrected) == (17, 16, "domino", 1) and not domino.sampled
     assert (dflash.nodes, dflash.width, dflash.decay) == (16, 16, 7.0) and not dflash.sampled
     assert (dspark.nodes, dspark.width, dspark.decay) == (8, 7, 4.0) and dspark.sampled
+    deepspec, jetspec = Block.deepspec_dflash(spread_taps(36), 5), Block.jetspec(spread_taps(36), 5)
+    assert (deepspec.layout, deepspec.width, deepspec.decay, deepspec.markov) == ("anchor_first", 7, 4.0, "none")
+    assert deepspec.sampled and deepspec.objectives(None) == {"text": 1.0}
+    assert (jetspec.block_mask, jetspec.width, jetspec.decay, jetspec.objectives(None)) == ("causal", 16, None, {"soft": 1.0})
     assert spread_taps(36) == (1, 9, 17, 25, 33) and spread_taps(40) == (1, 10, 19, 28, 37)
     assert spread_taps(64) == (1, 16, 31, 46, 61) and spread_taps(36, 1) == (18,)
 
@@ -439,6 +445,9 @@ def test_a_start_from_the_target_is_its_last_layers_behind_the_deepest_tap():
 
 
 def test_what_cannot_be_is_named():
+    with pytest.raises(ValueError, match="mask_token is 3, which ends texts"):
+        check_masks(BlockTree(Block.dflash((0, 2), 3, 4), 9), (2, 3))
+    check_masks(BlockTree(Block.dflash((0, 2), None, 4), 9), (2, 3))
     with pytest.raises(ValueError, match="layout is 'shifted'"):
         Block((0,), layout="shifted")
     with pytest.raises(ValueError, match=r"5 layers.*collide"):

@@ -17,6 +17,7 @@ from experiments.import_drafter import Import, import_drafter
 from sdjax.core.types import Law
 from sdjax.decode.state import Params
 from sdjax.drafters.block import Block
+from sdjax.drafters.block_tree import BlockTree
 from sdjax.drafters.deepseek_mtp import DeepSeekMTP
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.eagle import Eagle
@@ -52,13 +53,14 @@ DOMINO = Block.domino((1, 4), 3, 0, 7, layers=2, rank=3, gru=5)
 CASES = {
     "dflash": ("dflash", DFLASH),
     "dflash, anchor first": ("dflash", replace(DFLASH, layout="anchor_first", shape=replace(LAYER, qk_norm=True))),
-    "dflash, jetspec": ("dflash", replace(DFLASH, block_mask="causal", taps=(4, 1))),
+    "dflash, jetspec": ("dflash", Block.jetspec((4, 1), 3, 7, layers=2)),
     "dflash, windows": ("dflash", replace(DFLASH, windows=(None, 9))),
     "dflash, domino": ("dflash", DOMINO),
     "deepspec": ("deepspec", DSPARK),
     "deepspec, no confidence": ("deepspec", replace(DSPARK, markov="rnn", confidence=0.0)),
     "deepspec, gated": ("deepspec", replace(DSPARK, markov="gated", anchors=9)),
-    "deepspec, dflash": ("deepspec", replace(DSPARK, markov="none", rank=256)),
+    "deepspec, dflash": ("deepspec", Block.deepspec_dflash((0, 3, 5), 30, 7, layers=2)),
+    "deepspec, confidence alone": ("deepspec", replace(DSPARK, markov="none", rank=256)),
     "speculators-block, confidence": ("speculators-block", replace(DSPARK, markov="none", rank=256)),
     "speculators-block": ("speculators-block", DFLASH),
     "speculators-block, some": ("speculators-block", replace(DSPARK, head=DraftHead(20))),
@@ -146,6 +148,14 @@ def test_names_and_config_are_plain(case):
     assert not [name for name in made.tensors if "#" in name]
     again = read(CASES[case][0], made)
     assert same(written(CASES[case][0], again.drafter, again.params).tensors, made.tensors)
+
+
+def test_of_a_tree_the_block_is_written():
+    block = CASES["dflash, jetspec"][1]
+    params = params_of(block)
+    tree, alone = (written("dflash", drafter, params) for drafter in (BlockTree(block, 32), block))
+    assert same(tree.tensors, alone.tensors) and tree.config == alone.config
+    assert any("the tree of 32 nodes is left out" in note for note in tree.notes)
 
 
 def test_the_published_names_of_eagle3():
@@ -333,7 +343,8 @@ def test_one_key_two_meanings():
         ("dflash, domino", {"projector_type": "dflash"}, "projector_type is 'domino' in"),
         ("deepspec", {"confidence_head_with_markov": False}, "confidence_head_with_markov is False with markov_rank 3"),
         ("deepspec", {"enable_confidence_head": False}, "unexpected confidence_head"),
-        ("dflash", {"shift_label": True}, "contradict each other"),
+        ("dflash", {"shift_label": True}, "contradict each other about the block's layout"),
+        ("dflash, jetspec", {"causal": False}, "contradict each other about the block's mask"),
         ("deepspec", {"markov_rank": 4}, r"markov_w1\.weight has shape \[31, 3\], expected \[31, 4\]"),
         ("deepspec, no confidence", {"markov_rank": 0}, r"unexpected markov_head"),
         ("deepspec", {"block_size": "7"}, "block_size is '7'"),

@@ -136,6 +136,7 @@ def test_the_command(capsys):
         name: main(Question("token", "1x1", schedule=name)) for name in ("prefix", "delayed", "best-of-all", "snap-down")
     }
     assert answers["prefix"]["tv"] <= EXACT and answers["delayed"]["tv"] <= EXACT
+    np.testing.assert_allclose(answers["delayed"]["expected_accepted"], 0.8)  # one draft of two is verified
     np.testing.assert_allclose(answers["best-of-all"]["first"], (0.85, 0.15), atol=1e-12)
     assert answers["snap-down"]["tv"] > 0.1
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == answers["snap-down"]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sdjax.drafters.block import Block, spread_taps
+from sdjax.drafters.block_tree import BlockTree
 from sdjax.drafters.published.base import (
     Config,
     Exported,
@@ -59,7 +60,11 @@ def claims(names: Collection[str], config: Mapping[str, Any]) -> bool:
 
 
 def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any) -> Exported:
-    """The layout of the block is always written: readers that do not know the key fill in."""
+    """The layout of the block is always written: readers that do not know the key fill in. Of a tree the block is written."""
+    notes = ["the recipe of training is left out"]
+    if isinstance(drafter, BlockTree):
+        notes.append(f"the tree of {drafter.nodes} nodes is left out: readers choose their own")
+        drafter = drafter.block
     need_class(drafter, Block, NAME)
     need_plain(drafter, NAME, ("none", "domino"))
     if drafter.confidence:
@@ -83,7 +88,7 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
         "num_target_layers": target.layers,
         INNER: inner,
     }
-    return Exported(to_tensors(drafter, params, target), config, ["the recipe of training is left out"])
+    return Exported(to_tensors(drafter, params, target), config, notes)
 
 
 def from_published(tensors: Tensors, config: Config, target: Decoder, target_params: Any) -> Imported:
@@ -97,10 +102,9 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     refuse_unknown(inner)
     mine = {key: value for key, value in config.items() if key not in KEYS | DOMINO | {INNER}}
     layout = layout_from(settings, "fill_in", "as the released code reads it", notes)
-    drafter = replace(
-        drafter_from(settings, mine, target, layout, "output", notes),
-        block_mask="causal" if any(flag(settings, key, False, []) for key in CAUSAL) else "full",
-    )
+    drafter = drafter_from(settings, mine, target, layout, "output", notes)
+    if one_answer(settings, CAUSAL, "the block's mask"):
+        drafter = on_backbone(Block.jetspec(drafter.taps, drafter.mask_token, drafter.length), drafter, block_mask="causal")
     drafter = with_gru(drafter, domino, notes)
     tensors = drop_copy(tensors, "embed_tokens.weight", target_params["embed"], notes)
     return Imported(drafter, from_tensors(drafter, tensors, target, target_params, "a DFlash", {}), notes)
@@ -117,12 +121,21 @@ def with_gru(drafter: Block, settings: Mapping[str, Any], notes: list[str]) -> B
     if first is None:
         notes.append("pure_draft_prefix_len is not given: 0, as the released code reads it")
     recipe = Block.domino(drafter.taps, drafter.mask_token, 0, drafter.length, **given)
-    changes: dict[str, Any] = {
-        "uncorrected": first or 0,
-        "layout": drafter.layout,
-        "block_mask": drafter.block_mask,
-    }
-    return replace(recipe, layers=drafter.layers, shape=drafter.shape, windows=drafter.windows, **changes)
+    return on_backbone(recipe, drafter, uncorrected=first or 0, block_mask=drafter.block_mask)
+
+
+def on_backbone(recipe: Block, backbone: Block, **changes: Any) -> Block:
+    """`recipe` for the layers, their layout and their windows of `backbone`."""
+    kept = {name: getattr(backbone, name) for name in ("layers", "layout", "shape", "windows")}
+    return replace(recipe, **kept, **changes)
+
+
+def one_answer(settings: Mapping[str, Any], names: Collection[str], what: str) -> bool | None:
+    """What settings that mean the same say; None: nothing. ValueError where they contradict each other."""
+    given = {name: flag(settings, name, False, []) for name in names if settings.get(name) is not None}
+    if len(set(given.values())) > 1:
+        raise ValueError(f"config.json: {given} contradict each other about {what}")
+    return next(iter(given.values()), None)
 
 
 def drafter_from(
@@ -155,11 +168,9 @@ def drafter_from(
 
 def layout_from(settings: Mapping[str, Any], default: BlockLayout, why: str, notes: list[str]) -> BlockLayout:
     """The block's layout, the most frequent fault of all; where the config leaves it open, `default`, noted."""
-    given = {key: flag(settings, key, False, []) for key in ANCHOR_FIRST if settings.get(key) is not None}
-    if len(set(given.values())) > 1:
-        raise ValueError(f"config.json: {given} contradict each other about the block's layout")
-    if given:
-        return "anchor_first" if given.popitem()[1] else "fill_in"
+    given = one_answer(settings, ANCHOR_FIRST, "the block's layout")
+    if given is not None:
+        return "anchor_first" if given else "fill_in"
     notes.append(
         f"the block's layout is not given: {default}, {why}; test it on a prompt (--prompt), for the other reading "
         "would load as well, and draft next to nothing"

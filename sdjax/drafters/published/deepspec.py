@@ -21,6 +21,7 @@ from sdjax.drafters.published.block import (
     layout_from,
     mask_token,
     need_plain,
+    on_backbone,
     to_tensors,
 )
 from sdjax.drafters.published.settings import flag, whole
@@ -60,7 +61,7 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
 
 
 def from_published(tensors: Tensors, config: Config, target: Decoder, target_params: Any) -> Imported:
-    """With DSpark's recipe, and drafts that are drawn, as its authors do."""
+    """With DSpark's recipe or, without its heads, DeepSpec's DFlash; drafts are drawn, as the authors do."""
     notes: list[str] = []
     layers = {key: value for key, value in config.items() if key not in OWN_KEYS}
     layout = layout_from(config, "anchor_first", "as all files of this architecture are", notes)
@@ -84,7 +85,7 @@ def heads_to_config(drafter: Block) -> Config:
 
 
 def with_heads(backbone: Block, config: Mapping[str, Any], notes: list[str]) -> Block:
-    """DSpark's recipe on a backbone, with the heads that the config names."""
+    """The recipe on a backbone, with the heads that the config names."""
     trust, rank = flag(config, "enable_confidence_head", False, notes), config.get("markov_rank")
     given: dict[str, Any] = {"markov": "none", "confidence": float(trust)}
     if rank:
@@ -94,8 +95,8 @@ def with_heads(backbone: Block, config: Mapping[str, Any], notes: list[str]) -> 
             f"config.json: confidence_head_with_markov is {config['confidence_head_with_markov']} with markov_rank {rank}; "
             "a confidence head reads the Markov head's table where there is one"
         )
-    recipe = Block.dspark(backbone.taps, backbone.mask_token, backbone.length, **given)
-    return replace(recipe, layers=backbone.layers, layout=backbone.layout, shape=backbone.shape, windows=backbone.windows)
+    own = backbone.taps, backbone.mask_token, backbone.length
+    return on_backbone(Block.dspark(*own, **given) if rank or trust else Block.deepspec_dflash(*own), backbone)
 
 
 LAYOUT = Layout(NAME, claims, to_published, from_published)
