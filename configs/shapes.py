@@ -83,6 +83,21 @@ QWEN3_8B = Decoder(
     max_position=40_960,
     dtype="bfloat16",
 )
+QWEN3_4B = Decoder(
+    vocab=151_936,
+    width=2560,
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_width=128,
+    ffw=9728,
+    rope=Rope(1_000_000.0),
+    norm_eps=1e-6,
+    tied=True,
+    qk_norm=True,
+    max_position=40_960,
+    dtype="bfloat16",
+)
 SMOLLM2_135M = Decoder(
     vocab=49_152,
     width=576,

@@ -76,7 +76,8 @@ def block(preset: Callable[..., Any], **changes: Any) -> Any:
     """A block drafter of three layers, which cost a pass what EAGLE-3's one costs in three; or one that is made of such.
 
     Masks read the row of a token that no text here has, <gh_stars>. A quarter of a row's tokens are anchors (DFlash: a sixth).
-    The layers start as the target's last ones: the token budget is small.
+    The layers start as the target's last ones, and so lack the norms of queries and keys that published ones have, and the
+    deepest state is a layer nearer to the end than DFlash taps: the token budget is small.
     """
     small = {"length": CHAIN.depth, "layers": 3, "start": "target", "head": VOCABULARY, "anchors": 128}
     return preset(BLOCK_TAPS, 7, **small | changes)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.shapes import LLAMA31_8B, QWEN3_8B, SMOLLM2_135M
+from configs.shapes import LLAMA31_8B, QWEN3_4B, QWEN3_8B, SMOLLM2_135M
 from experiments.config import config_files, load_file
 from experiments.train import check_fit
 from experiments.train_config import TrainConfig
@@ -27,6 +27,7 @@ TARGETS = {
     "smollm2-135m": SMOLLM2_135M,
     "meta-llama/Llama-3.1-8B-Instruct": LLAMA31_8B,
     "Qwen/Qwen3-8B": QWEN3_8B,
+    "Qwen/Qwen3-4B": QWEN3_4B,
 }
 SEQUENTIAL = {"draft_model", "medusa", "hydra", "hydra_plus", "eagle", "eagle3", "deepseek_mtp", "gloeckle"}
 PARALLEL = {"dflash", "dspark", "domino", "jetspec", "d2sd", "pard", "peagle", "diffuspec", "specdiff2"}
