@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 
-from experiments.aot_config import AotConfig, Given, chosen, configs, curves
+from experiments.aot_config import AotConfig, Given, chosen, configs, curve_name, curves
 from experiments.aot_page import cells, page, step_cells
 from experiments.launch import mistakes_end_the_program
 from sdjax.core.plain import write_json
@@ -59,7 +59,7 @@ def compiled_and_written(config: AotConfig, name: str, folder: Path) -> int:
 def written(config: AotConfig, topology: str, given: Given) -> None:
     """One curve: its file, and its line on the screen."""
     costs = verify_cost(config.target, config.draft, topology, config.curves[topology], given.widths)
-    write_json(given.curves / f"{config.name}-{topology.replace(':', '-')}.json", {"target": config.name} | costs)
+    write_json(given.curves / f"{curve_name(config, topology)}.json", {"target": config.name} | costs)
     times = zip(costs["tokens"], costs["verify"], strict=True)
     print(f"{config.name} on {topology}: " + " ".join(f"t({n}) {t:.2f}" for n, t in times), flush=True)
 

@@ -68,6 +68,11 @@ def chosen(config: AotConfig, given: Given) -> list[str]:
     return names
 
 
+def curve_name(config: AotConfig, topology: str) -> str:
+    """Of the file of a curve."""
+    return f"{config.name}-{topology.replace(':', '-')}"
+
+
 def curves(config: AotConfig, given: Given) -> list[str]:
     """The topologies whose curves were asked for."""
     if given.only not in ("all", "curves") or given.case is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.aot_config import Given, configs
+from experiments.aot_config import Given, configs, curve_name
 from sdjax.mesh.chips import GIB
 from sdjax.study.plan import SCOPES, UNNAMED
 
@@ -101,11 +101,11 @@ def page(given: Given) -> str:
 
 
 def not_compiled(given: Given) -> list[str]:
-    """Cases without a file."""
-    named = [
-        f"{config.name}-{case}" for config in configs(replace(given, config=None)) for case in (*config.cases, *config.steps)
-    ]
-    return [name for name in named if not (given.reports / f"{name}.json").exists()]
+    """Cases and curves without a file."""
+    every = configs(replace(given, config=None))
+    cases = [(given.reports, f"{config.name}-{case}") for config in every for case in (*config.cases, *config.steps)]
+    curves = [(given.curves, curve_name(config, topology)) for config in every for topology in config.curves]
+    return [name for folder, name in cases + curves if not (folder / f"{name}.json").exists()]
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

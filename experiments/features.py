@@ -10,10 +10,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import tyro
 
 import sdjax
 from experiments.launch import decode_in_float32, mistakes_end_the_program
+from sdjax.mesh.start import join_pod
 from sdjax.targets.decoder import Tap
 from sdjax.train.corpus import check_target, open_corpus
 from sdjax.train.feature_cache import size_of, write_features
@@ -40,7 +42,9 @@ class Caching:
 
 
 def main(caching: Caching) -> None:
-    """Checks, says what it will take, writes."""
+    """Checks, says what it will take, writes. ValueError on a pod, whose hosts would all do the same."""
+    if jax.process_count() > 1:
+        raise ValueError("states are kept by one process; on a pod train with an empty --features: the target runs in the step")
     corpus, model = open_corpus(caching.corpus), sdjax.load(caching.target, caching.dtype)
     check_target([corpus], model)
     taps: tuple[Tap, ...] = tuple(int(tap) if tap.isdecimal() else tap for tap in caching.taps)
@@ -59,5 +63,6 @@ def existing(path: Path) -> Path:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
+        join_pod()
         decode_in_float32()
         main(tyro.cli(Caching, description=__doc__))

@@ -11,7 +11,7 @@ PACKED=/tmp/sdjax.tar.gz
 call git -C "$ROOT" archive --format=tar.gz --output="$PACKED" HEAD
 call gcloud compute tpus tpu-vm scp "$PACKED" "$TPU:sdjax.tar.gz" "${PLACE[@]}" --worker=all
 everywhere "mkdir -p ~/sdjax && tar -xzf ~/sdjax.tar.gz -C ~/sdjax"
-# The images' own Python may be older than 3.11.
-everywhere "cd ~/sdjax && python3 -m pip install -q --user uv && python3 -m uv venv -q --seed --python 3.12 .venv && .venv/bin/pip install -q --no-deps -r requirements.lock \
+# The images' own Python may be older than 3.11, for which the pinned versions are those that were tested ahead of time.
+everywhere "cd ~/sdjax && python3 -m pip install -q --user uv && python3 -m uv venv -q --seed --python 3.11 .venv && .venv/bin/pip install -q --no-deps -r requirements.lock \
 && .venv/bin/pip install -q -c requirements.lock -e '.[tpu]' 'etils[epath-gcs]'"
 everywhere "cd ~/sdjax && SDJAX_POD=1 .venv/bin/python -c 'from sdjax.mesh.start import join_pod; join_pod(); import jax; print(jax.devices())'"

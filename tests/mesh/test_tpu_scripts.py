@@ -48,6 +48,44 @@ def test_what_runs_on_a_host_keeps_its_words():
     assert r"-m experiments.decode --config a\ b.py" in echo
 
 
+@pytest.fixture
+def clouded(tmp_path):
+    """Runs a script with a gcloud that notes what it is told, says ACTIVE, and fails where its words match."""
+    gcloud, noted = tmp_path / "gcloud", tmp_path / "noted"
+    gcloud.write_text(
+        '#!/bin/sh\necho "$*" >> "$NOTED"\n[ -n "$FAILS" ] && echo "$*" | grep -q "$FAILS" && exit 1\necho ACTIVE\n'
+    )
+    gcloud.chmod(0o755)
+
+    def run(script, *words, fails="", **changes):
+        noted.write_text("")
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        environment = os.environ | {"BUCKET": "gs://mine", "PATH": path, "NOTED": str(noted), "FAILS": fails} | changes
+        done = subprocess.run(["bash", FOLDER / script, *words], env=environment, capture_output=True, text=True, cwd=tmp_path)
+        return done, noted.read_text().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "kind, made, again", [("vm", "tpu-vm", "tpu-vm"), ("queued", "queued", "queued"), ("spot", "queued", "spot")]
+)
+@pytest.mark.parametrize("fails", ["", "delete"])
+def test_a_machine_is_asked_for_again_as_it_was(clouded, kind, made, again, fails):
+    """Whether or not anything was left of it to delete."""
+    done, noted = clouded("resume.sh", "experiments.decode", fails=fails, KIND=kind)
+    assert done.returncode == 0, done.stderr
+    assert made in noted[0] and "delete" in noted[0]
+    assert "create" in noted[1] and again in noted[1] and ("--spot" in noted[1]) == (kind == "spot")
+    assert "-m experiments.decode" in noted[-1]
+
+
+def test_results_of_a_machine_that_is_gone_are_fetched(clouded):
+    done, noted = clouded("fetch.sh", fails="tpu-vm ssh")
+    assert done.returncode == 0 and "sends nothing" in done.stderr
+    assert any(line.startswith("storage rsync --recursive gs://mine/runs runs") for line in noted)
+
+
 def test_mistakes_are_named():
     for script, words, said in [
         ("create.sh", ["reserved"], "not 'reserved'"),
