@@ -33,7 +33,8 @@ class Optimiser:
     method: Literal["adamw", "muon"] = "adamw"
     """muon: orthogonalised momentum for matrices (Jordan et al. 2024), AdamW for the rest."""
     micro_batches: int = 1
-    """Parts that each batch is run in, one after the other, for memory; the update is that of the whole batch."""
+    """Parts that each batch is run in, one after the other, for memory; the update is the whole batch's, as far as its
+    parts are supervised alike."""
     ema: float = 0.0
     """Decay of the parameters' running average, which is then what is decoded and kept; 0: none."""
     target_rate: float = 1.0
