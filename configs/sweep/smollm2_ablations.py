@@ -4,7 +4,6 @@ T="python -m experiments.train --config configs/train"
 $T/dflash_smollm2.py; $T/dspark_smollm2.py; $T/dflash2_smollm2.py
 $T/dflash_smollm2.py --name dflash_dpace_smollm2 --drafter.dpace 0.5      D-PACE's weights of the slots
 $T/dspark_smollm2.py --name dspark_none_smollm2 --drafter.markov none     no Markov head
-$T/dspark_smollm2.py --name dspark_gated_smollm2 --drafter.markov gated   a gated one
 $T/dspark_smollm2.py --name dspark_rnn_smollm2 --drafter.markov rnn       one that remembers all tokens of the block
 python -m experiments.sweep --config configs/sweep/smollm2_ablations.py --page docs/results/smollm2_ablations.md
 """
@@ -19,7 +18,7 @@ from sdjax.study.methods import Method
 from sdjax.verify.token import TokenRejection
 
 GREEDY = ("dflash", "dflash_dpace")
-DRAWN = ("dflash2", "dspark_none", "dspark", "dspark_gated", "dspark_rnn")
+DRAWN = ("dflash2", "dspark_none", "dspark", "dspark_rnn")
 
 
 def get_config() -> SweepConfig:
