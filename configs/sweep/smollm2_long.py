@@ -20,7 +20,7 @@ from sdjax.trees.tree import Tree
 def get_config() -> SweepConfig:
     chains = {
         f"{run}-{depth}": Method(eagle3(Tree.chain(depth), Law.IID), weights=trained(run))
-        for run, depths in (("eagle3", (2, 3)), ("eagle3_long", (1, 2, 3, 4)))
+        for run, depths in (("eagle3", (3,)), ("eagle3_long", (1, 2, 3)))
         for depth in depths
     }
     return SweepConfig(
