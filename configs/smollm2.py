@@ -40,7 +40,9 @@ TARGET = replace(SMOLLM2_135M, **types(PRECISION))
 TEXTS = ("prompts-t0", "prompts-t1", "stdlib-t0", "stdlib-t1")
 CHAIN = Tree.chain(3)  # drafted by all: with the anchor four tokens, a width that CPUs run cheaply (make bench-decode)
 STEPS = 300
-SHIPPED = {"medusa": "medusa-smollm2-135m", "hydra_plus": "hydra-plus-smollm2-135m", "eagle3": "eagle3-smollm2-135m"}
+SHIPPED = {
+    family: f"{family.replace('_', '-')}-smollm2-135m" for family in ("medusa", "hydra_plus", "eagle3", "dflash", "dspark")
+}
 VOCABULARY = DraftHead(size=8192)  # the target's rows for its commonest tokens; its whole head is a fifth of a plain step
 
 BLOCK_TAPS = (1, 14, 26, 28)  # all that are kept

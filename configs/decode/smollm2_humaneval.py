@@ -30,5 +30,8 @@ def get_config() -> DecodeConfig:
             "lookup": Method(NGram(length=7, longest=3)),
         }
         | {family: Method(weights=name) for family, name in SHIPPED.items()}
-        | {"eagle3-sampled": Method(weights=SHIPPED["eagle3"], rule=TokenRejection(), greedy=False)},
+        | {
+            f"{family}-sampled": Method(weights=SHIPPED[family], rule=TokenRejection(), greedy=False)
+            for family in ("eagle3", "dspark")
+        },
     )

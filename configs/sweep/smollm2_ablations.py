@@ -1,7 +1,7 @@
 """What a block drafter's parts are worth: D-PACE's weights, and what corrects the slots, each trained on the same tokens.
 
 T="python -m experiments.train --config configs/train"
-$T/dflash_smollm2.py; $T/dspark_smollm2.py; $T/dflash2_smollm2.py
+$T/dflash_smollm2.py; $T/dspark_smollm2.py
 $T/dflash_smollm2.py --name dflash_dpace_smollm2 --drafter.dpace 0.5      D-PACE's weights of the slots
 $T/dspark_smollm2.py --name dspark_none_smollm2 --drafter.markov none     no Markov head
 $T/dspark_smollm2.py --name dspark_rnn_smollm2 --drafter.markov rnn       one that remembers all tokens of the block
@@ -18,7 +18,7 @@ from sdjax.study.methods import Method
 from sdjax.verify.token import TokenRejection
 
 GREEDY = ("dflash", "dflash_dpace")
-DRAWN = ("dflash2", "dspark_none", "dspark", "dspark_rnn")
+DRAWN = ("dspark_none", "dspark", "dspark_rnn")
 
 
 def get_config() -> SweepConfig:
