@@ -2,10 +2,10 @@
 
     python -m experiments.calibrate --drafter runs/train/dspark_smollm2/drafter --write
 
-Decodes held-out prompts, fits the temperatures on every other one (sequential temperature scaling, arXiv:2607.05147), and
-judges them on the rest: expected calibration error and AUC of each slot's survival, with 95 % intervals over prompts. With
---write the saved drafter keeps them. What is accepted depends on the rule, too: give the one that is served. The last line
-is one JSON object.
+Decodes held-out prompts and fits the temperatures on them (sequential temperature scaling, arXiv:2607.05147). Each prompt
+judges temperatures that were fitted on others, four fifths of all: expected calibration error and AUC of each slot's survival,
+with 95 % intervals over prompts. With --write the saved drafter keeps those that fit all. What is accepted depends on the
+rule, too: give the one that is served. The last line is one JSON object.
 """
 
 import json
@@ -26,7 +26,7 @@ from experiments.train_config import HeldOutConfig
 from sdjax.core.plain import finite
 from sdjax.core.sampling import Warp
 from sdjax.decode.state import Loop, Params
-from sdjax.study.calibration import BINS, Drafts, SlotFigures, figures, fit_temperatures, reliability
+from sdjax.study.calibration import BINS, Drafts, SlotFigures, cross_fitted, figures, fit_temperatures, reliability
 from sdjax.study.page import table as markdown
 from sdjax.study.prompts import Prompts
 from sdjax.study.survival import served_drafts
@@ -70,23 +70,22 @@ def main(config: Calibration) -> dict[str, Any]:
     held_out = read_held_out(config.held_out, model)
     loop = Loop(model.target, replace(drafter, temperatures=()), rule, warp, held_out.stop, held_out.chunk)
     drafts = served_drafts(loop, Params(model.params, params), held_out.prompts, held_out.max_new, held_out.batch)
-    fitted, judged = halves(drafts)
-    temperatures = fit_temperatures(fitted)
-    before, after = figures(judged), figures(judged, temperatures)
+    temperatures, apart = fit_temperatures(drafts), cross_fitted(drafts)
+    before, after = figures(drafts), figures(drafts, apart)
     rows = [row(k, *slot) for k, slot in enumerate(zip(temperatures, before, after, strict=True), 1)]
     show(rows)
     found = {
         "drafter": config.drafter,
         "temperature": config.temperature,
         "rule": config.rule,
-        "fitted": len(fitted.logits),
-        "judged": len(judged.logits),
+        "drafts": len(drafts.logits),
+        "requests": len(np.unique(drafts.request)),
         "temperatures": temperatures.tolist(),
         "before": [asdict(slot) for slot in before],
         "after": [asdict(slot) for slot in after],
     }
     if config.plot:
-        plot(config.plot, judged, temperatures)
+        plot(config.plot, drafts, apart)
     if config.page:
         write_page(config.page, config, found, rows)
     if config.write:
@@ -100,15 +99,6 @@ def load_model(config: Calibration) -> Model:
     """The target that the drafter was trained on."""
     tiny = config.target.name == tiny_model.NAME
     return load_tuned(config.drafter, tiny_model.tiny_model(Path(config.runs)) if tiny else config.target.load())
-
-
-def halves(drafts: Drafts) -> tuple[Drafts, Drafts]:
-    """Those of every other request, and the rest; ValueError where there is one request alone."""
-    _, place = np.unique(drafts.request, return_inverse=True)
-    if place.max() == 0:
-        raise ValueError("drafts of one prompt alone cannot be fitted and judged apart; raise --held-out.prompts.count")
-    of = lambda kept: Drafts(drafts.logits[kept], drafts.accepted[kept], drafts.request[kept])
-    return of(place % 2 == 0), of(place % 2 == 1)
 
 
 def row(slot: int, temperature: float, before: SlotFigures, after: SlotFigures) -> dict[str, str]:
@@ -140,8 +130,9 @@ def write_page(page: Path, config: Calibration, found: dict[str, Any], rows: lis
 
 Made by `{command}`.
 Drafts as served at T = {config.temperature:g} under the rule {config.rule}, target in {config.target.dtype}:
-{found["fitted"]:,} fitted the temperatures, {found["judged"]:,} of other requests judge. Survival at a slot is the chance that
-it and all before it are accepted; ECE is over {BINS} bins of it, intervals over requests.
+{found["drafts"]:,} of {found["requests"]} requests, each judged by temperatures that were fitted on others, four fifths of
+all; the temperatures shown fit all. Survival at a slot is the chance that it and all before it are accepted; ECE is over
+{BINS} bins of it, intervals over requests.
 
 """
     page.write_text(text + markdown(rows) + "\n", encoding="utf-8")

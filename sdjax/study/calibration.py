@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 GRID = np.logspace(-1, 1, 41)
 BINS = 15
+FOLDS = 5
 LEAST = 1e-7  # survival is float32: what is nearer to 0 or 1 is not told apart
 
 Figure = Callable[[np.ndarray, np.ndarray, np.ndarray], float]  # (predicted, observed, weight), each [n]
@@ -49,7 +50,9 @@ class Drafts:
     def survived(self) -> Bool[np.ndarray, "n D"]:
         return np.arange(self.logits.shape[1]) < self.accepted[:, None]
 
-    def survival(self, temperatures: Float[np.ndarray, " D"] | float = 1.0) -> Float[np.ndarray, "n D"]:
+    def survival(
+        self, temperatures: Float[np.ndarray, " D"] | Float[np.ndarray, "n D"] | float = 1.0
+    ) -> Float[np.ndarray, "n D"]:
         """P(slot survives), the slots' logits divided by their temperatures."""
         return np.cumprod(sigmoid(self.logits / temperatures), 1)
 
@@ -67,6 +70,19 @@ def fit_temperatures(drafts: Drafts, grid: Float[np.ndarray, " G"] = GRID) -> Fl
         before = before * sigmoid(logit / best)
         found.append(best)
     return np.array(found)
+
+
+def cross_fitted(drafts: Drafts, folds: int = FOLDS) -> Float[np.ndarray, "n D"]:
+    """For each draft, the temperatures that fit the drafts of other requests: those of all folds but its own.
+
+    So all drafts can judge, none by temperatures that it helped to fit. ValueError where there is one request alone.
+    """
+    requests, place = np.unique(drafts.request, return_inverse=True)
+    if len(requests) < 2:
+        raise ValueError("drafts of one request alone cannot be fitted and judged apart; decode more prompts")
+    fold = place % min(folds, len(requests))
+    of = lambda kept: Drafts(drafts.logits[kept], drafts.accepted[kept], drafts.request[kept])
+    return np.stack([fit_temperatures(of(fold != own)) for own in range(fold.max() + 1)])[fold]
 
 
 @dataclass(frozen=True)
@@ -134,7 +150,9 @@ class SlotFigures:
     auc_interval: tuple[float, float]
 
 
-def figures(drafts: Drafts, temperatures: Float[np.ndarray, " D"] | float = 1.0) -> list[SlotFigures]:
+def figures(
+    drafts: Drafts, temperatures: Float[np.ndarray, " D"] | Float[np.ndarray, "n D"] | float = 1.0
+) -> list[SlotFigures]:
     """Of each slot, with given temperatures; fit these on other drafts than those that judge them."""
     weight, found = np.ones(len(drafts.logits)), []
     for predicted, survived in zip(drafts.survival(temperatures).T, drafts.survived.T, strict=True):

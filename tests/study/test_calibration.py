@@ -11,6 +11,7 @@ from sdjax.study.calibration import (
     GRID,
     Drafts,
     calibration_error,
+    cross_fitted,
     figures,
     fit_temperatures,
     interval,
@@ -46,6 +47,25 @@ def test_fitting_mends_what_was_planted_on_other_drafts():
         assert slot.ece_interval[0] <= slot.ece_interval[1] < 0.03
         assert slot.auc_interval[0] < slot.auc < slot.auc_interval[1]
         assert abs(slot.predicted - slot.observed) < 0.02
+
+
+def test_no_draft_is_judged_by_what_it_helped_to_fit():
+    """Had one request gone otherwise, others' temperatures may change, its fold's do not."""
+    drafts = planted(4000, PLANTED, requests=20)
+    mine = drafts.request == 7
+    other = Drafts(drafts.logits, np.where(mine, 0, drafts.accepted), drafts.request)
+    before, after = cross_fitted(drafts), cross_fitted(other)
+    fold = drafts.request % 5 == 7 % 5
+    np.testing.assert_array_equal(before[fold], after[fold])
+    assert (before[~fold] != after[~fold]).any()
+    alone = Drafts(drafts.logits[~fold], drafts.accepted[~fold], drafts.request[~fold])
+    np.testing.assert_array_equal(before[mine][0], fit_temperatures(alone))
+    assert all(slot.ece < 0.04 for slot in figures(drafts, before))
+
+
+def test_drafts_of_one_request_cannot_judge():
+    with pytest.raises(ValueError, match="cannot be fitted and judged apart"):
+        cross_fitted(Drafts(np.zeros((2, 3)), np.array([0, 1]), np.zeros(2, int)))
 
 
 def test_fitting_slot_by_slot_is_not_fitting_each_alone():

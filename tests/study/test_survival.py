@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from experiments import calibrate
-from experiments.calibrate import Calibration, halves
+from experiments.calibrate import Calibration
 from experiments.train_config import HeldOutConfig
 from sdjax.decode.generate import prefill, start
 from sdjax.decode.state import Params
 from sdjax.drafters.block import Block
 from sdjax.drafters.head import DraftHead
-from sdjax.study.calibration import Drafts, sigmoid
+from sdjax.study.calibration import sigmoid
 from sdjax.study.prompts import Prompts
 from sdjax.study.survival import served_drafts
 from sdjax.train.saved import load_drafter, notes_of, save_drafter
@@ -49,7 +49,7 @@ def test_drafters_that_state_nothing_are_refused():
 
 
 def test_temperatures_are_kept_with_the_weights(tmp_path, monkeypatch):
-    """As fitted on every other prompt; the weights stay as they were, and the drafter is served calibrated."""
+    """As fitted on all prompts; the weights stay as they were, and the drafter is served calibrated."""
     monkeypatch.setattr(calibrate, "load_model", lambda config: model())
     folder, weights = tmp_path / "drafter", drafter_params(DRAFTER)
     save_drafter(folder, DRAFTER, Params(target_params(), weights), TARGET, model().identity, "float32")
@@ -60,13 +60,7 @@ def test_temperatures_are_kept_with_the_weights(tmp_path, monkeypatch):
     kept, params = load_drafter(folder, model())
     assert kept == replace(DRAFTER, temperatures=tuple(found["temperatures"])) and len(kept.temperatures) == 3
     jax.tree.map(np.testing.assert_array_equal, params, weights)
-    assert notes_of(folder)["calibration"]["judged"] == found["judged"] and plot.stat().st_size
-    assert f"{found['judged']:,} of other requests judge" in page.read_text() and page.read_text().count("\n| ") == 5
+    assert notes_of(folder)["calibration"]["drafts"] == found["drafts"] and plot.stat().st_size
+    assert f"{found['drafts']:,} of 4 requests" in page.read_text() and page.read_text().count("\n| ") == 5
     again = calibrate.main(replace(config, write=False, plot=None, page=None))
     assert again["temperatures"] == found["temperatures"], "fitting starts from the uncalibrated logits"
-
-
-def test_one_prompt_is_too_few():
-    drafts = Drafts(np.zeros((2, 3)), np.array([0, 1]), np.zeros(2, int))
-    with pytest.raises(ValueError, match="cannot be fitted and judged apart"):
-        halves(drafts)
