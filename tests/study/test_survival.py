@@ -61,6 +61,6 @@ def test_temperatures_are_kept_with_the_weights(tmp_path, monkeypatch):
     assert kept == replace(DRAFTER, temperatures=tuple(found["temperatures"])) and len(kept.temperatures) == 3
     jax.tree.map(np.testing.assert_array_equal, params, weights)
     assert notes_of(folder)["calibration"]["drafts"] == found["drafts"] and plot.stat().st_size
-    assert f"{found['drafts']:,} of 4 requests" in page.read_text() and page.read_text().count("\n| ") == 5
+    assert f"{found['drafts']:,} of {found['requests']} requests" in page.read_text() and page.read_text().count("\n| ") == 5
     again = calibrate.main(replace(config, write=False, plot=None, page=None))
     assert again["temperatures"] == found["temperatures"], "fitting starts from the uncalibrated logits"
