@@ -23,7 +23,7 @@ def get_config() -> DecodeConfig:
         name="smollm2_humaneval",
         prompts=Prompts(skip=8, count=12),
         rule=Sampling(temperature=(0.0, 1.0)),
-        decode=Decoding(max_new=96),
+        decode=Decoding(max_new=64),
         methods={
             "plain": Method(NoDraft()),
             # With the anchor they fill a pass of eight tokens, which costs little more than one of five.
