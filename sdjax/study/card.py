@@ -45,8 +45,8 @@ def files(config: Mapping[str, Any], size: int) -> str:
 def usage(name: str, target: str) -> str:
     """How it is loaded."""
     return (
-        f"```python\nimport sdjax\n\nmodel = sdjax.load({target!r})\n"
-        f"drafter, params = sdjax.load_drafter({name!r}, model)\n```\n\n"
+        f'```python\nimport sdjax\n\nmodel = sdjax.load("{target}")\n'
+        f'drafter, params = sdjax.load_drafter("{name}", model)\n```\n\n'
         f"In a config's comparison it is `Method(weights={name!r})`. Names are found in a copy of the repository; an "
         "installed package has no zoo/, and takes the folder's path."
     )

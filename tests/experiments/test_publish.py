@@ -97,7 +97,7 @@ def test_the_card_says_what_was_noted(run, zoo):
     (corpus,) = notes["data"]
     data = f"| letters | 20 | {corpus['tokens']:,} | {corpus['supervised']:,} | 0.75 | `{corpus['identity']}` |"
     training = ("| optimiser.learning_rate | `0.01` |", "| length | `32` |", "2 prompts (HumanEval), 8 new tokens each")
-    loading = ("sdjax.load('tiny')", "sdjax.load_drafter('letters', model)", "sha256:bytes", "Licence: Apache-2.0")
+    loading = ('sdjax.load("tiny")', 'sdjax.load_drafter("letters", model)', "sha256:bytes", "Licence: Apache-2.0")
     assert all(part in card for part in (data, *training, *loading, f"| head | `{DRAFTER.head!r}` |"))
     assert str(run.parent) not in card + (zoo / "letters" / saved.CONFIG).read_text()
 
