@@ -82,8 +82,9 @@ def test_a_tiny_one_starts(name):
 
 
 def test_drafters_of_smollm2_have_one_budget():
-    """They differ in drafter, rate and what is frozen, and in nothing else; all draft as many tokens."""
-    configs = [load_file(path).get_config() for name, path in CONFIGS.items() if name.endswith("_smollm2")]
+    """They differ in drafter, rate and what is frozen, and in nothing else; all draft as many tokens. The long run is apart."""
+    names = {name for name in CONFIGS if name.endswith("_smollm2")} - {"eagle3_long_smollm2"}
+    configs = [load_file(CONFIGS[name]).get_config() for name in sorted(names)]
     first = configs[0]
     for config in configs:
         optimiser = replace(config.optimiser, learning_rate=first.optimiser.learning_rate)
