@@ -1,5 +1,7 @@
 """Shapes of published models, from their config.json files; weights are not needed to compile."""
 
+from dataclasses import replace
+
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.rope import Llama3Scaling, Rope
 
@@ -83,21 +85,7 @@ QWEN3_8B = Decoder(
     max_position=40_960,
     dtype="bfloat16",
 )
-QWEN3_4B = Decoder(
-    vocab=151_936,
-    width=2560,
-    layers=36,
-    heads=32,
-    kv_heads=8,
-    head_width=128,
-    ffw=9728,
-    rope=Rope(1_000_000.0),
-    norm_eps=1e-6,
-    tied=True,
-    qk_norm=True,
-    max_position=40_960,
-    dtype="bfloat16",
-)
+QWEN3_4B = replace(QWEN3_8B, width=2560, ffw=9728, tied=True)
 SMOLLM2_135M = Decoder(
     vocab=49_152,
     width=576,

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import sdjax
+from configs.smollm2 import SHIPPED
 from experiments.publish import ALL, LARGEST
 from sdjax.core.spec import check_params
 from sdjax.train.saved import ZOO
@@ -16,8 +17,8 @@ def bytes_of(name):
     return sum(path.stat().st_size for path in (ZOO / name).iterdir())
 
 
-def test_files_are_small():
-    assert {"medusa-smollm2-135m", "hydra-plus-smollm2-135m", "eagle3-smollm2-135m"} <= set(NAMES)
+def test_what_configs_name_is_there_and_small():
+    assert set(SHIPPED.values()) == set(NAMES)
     assert max(map(bytes_of, NAMES)) <= LARGEST and sum(map(bytes_of, NAMES)) <= ALL
 
 

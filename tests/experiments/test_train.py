@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 import sdjax
+from experiments import features
 from experiments.config import config_files, load_file
 from experiments.train import train
 from experiments.train_config import HeldOutConfig, TrainConfig
 from sdjax.core.spec import initialise
+from sdjax.drafters.block import Block
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.ngram import NGram
 from sdjax.drafters.self_draft import SelfDraft
@@ -100,6 +102,18 @@ def test_a_target_trained_beside_its_drafter_is_saved_with_it(tmp_path):
 def test_what_does_not_go_together_is_refused(tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         run(config(tmp_path, **changes), model())
+
+
+def test_masks_that_end_texts_are_refused(tmp_path):
+    ending = model()._replace(tokenizer=replace(byte_tokenizer(), stops=(10,)))
+    with pytest.raises(ValueError, match="mask_token is 10, which ends texts"):
+        run(config(tmp_path, drafter=Block.dflash((0,), 10, 3, layers=1)), ending)
+
+
+def test_states_are_not_kept_by_many_hosts_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="states are kept by one process"):
+        features.main(features.Caching(tmp_path / "corpus", tmp_path / "out"))
 
 
 def test_text_of_another_target_is_refused(tmp_path):

@@ -104,7 +104,7 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     layout = layout_from(settings, "fill_in", "as the released code reads it", notes)
     drafter = drafter_from(settings, mine, target, layout, "output", notes)
     if one_answer(settings, CAUSAL, "the block's mask"):
-        drafter = on_backbone(Block.jetspec(drafter.taps, drafter.mask_token, drafter.length), drafter, block_mask="causal")
+        drafter = on_backbone(Block.jetspec(drafter.taps, drafter.mask_token, drafter.length), drafter)
     drafter = with_gru(drafter, domino, notes)
     tensors = drop_copy(tensors, "embed_tokens.weight", target_params["embed"], notes)
     return Imported(drafter, from_tensors(drafter, tensors, target, target_params, "a DFlash", {}), notes)
