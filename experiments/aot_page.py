@@ -21,8 +21,9 @@ draft-verify step; a loop inside of it is counted once. A step's time is the lon
 expects of its instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that
 run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to
 keep what `sdjax.study.promises` says: no parameter, cache or array of the vocabulary's size moves between chips, no cache is
-copied, the state is updated in place, the target's pass has at most two all-reduces a layer and four more, and where a case
-fits, a tenth of the memory is free.
+copied, the state is updated in place, the target's pass has at most two exchanges a layer and four more, and where a case
+fits, a tenth of the memory is free. "Written back" are caches of few rows that the compiler brings into the core's memory to
+be read, changes there, and writes to HBM whole beside other work: at most a fifth of what a step reads.
 """
 COLUMNS = (
     "target",
@@ -34,6 +35,7 @@ COLUMNS = (
     "fits",
     "GFLOP",
     "GB touched",
+    "MB written back",
     "ms a step",
     "s to compile",
 )
@@ -124,8 +126,9 @@ def cells(found: dict[str, Any]) -> list[str]:
     work = f"{found['drafter']} {found['nodes']}, {found['rule']}, T={found['temperature']:g}"
     row = [found["target"], found["case"], machine, work, f"{found['batch']} × {found['context']:,}", *memory(found)]
     if "flops" not in found:
-        return [*row, "", "", "", f"{found['seconds_to_compile']:.0f}"]
-    figures = [f"{found['flops'] / 1e9:.1f}", f"{found['bytes'] / 1e9:.2f}", f"{found['step_seconds'] * 1e3:.2f}"]
+        return [*row, "", "", "", "", f"{found['seconds_to_compile']:.0f}"]
+    moved = [f"{found['bytes'] / 1e9:.2f}", f"{found['written_back'] / 1e6:,.0f}"]
+    figures = [f"{found['flops'] / 1e9:.1f}", *moved, f"{found['step_seconds'] * 1e3:.2f}"]
     return [*row, *figures, f"{found['seconds_to_compile']:.0f}"]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sdjax.core.cache import Cache
 from sdjax.core.sampling import Warp
 from sdjax.decode.generate import run
 from sdjax.decode.place import params_shardings, state_shardings
@@ -100,7 +101,7 @@ def report(case: Case, placed: Placed, compiled: Compiled) -> dict[str, Any]:
         "flops": compiled.flops,
         "bytes": compiled.bytes,
         "collectives": collectives_of(compiled),
-        "caches_written_back": sum(len(compiled.program.written_back(math.prod(shape))) for shape in cache_shapes(placed)),
+        "written_back": written_back(placed, compiled),
         "cycles": compiled.program.cycles,
         "step_seconds": compiled.seconds(chip),
     }
@@ -138,9 +139,21 @@ def scope_of(exchange: Instruction) -> str:
     return named or (UNNAMED if exchange.looped else "target")
 
 
-def cache_shapes(placed: Placed) -> set[tuple[int, ...]]:
-    """Those of the target's caches, on one chip."""
-    return {x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(placed.state.cache.layers)}
+def caches(placed: Placed) -> list[Any]:
+    """Keys and values of every layer, the target's and the drafter's."""
+    is_cache = lambda x: isinstance(x, Cache)
+    state = placed.state.cache, placed.state.drafter
+    return jax.tree.leaves([x.layers for x in jax.tree.leaves(state, is_leaf=is_cache) if is_cache(x)])
+
+
+def cache_sizes(placed: Placed) -> set[int]:
+    """Elements of each of them on one chip."""
+    return {math.prod(x.sharding.shard_shape(x.shape)) for x in caches(placed)}
+
+
+def written_back(placed: Placed, compiled: Compiled) -> int:
+    """Bytes of caches that are changed in a core's memory and go back to HBM whole, in one step."""
+    return sum(i.shapes[0].bytes for size in cache_sizes(placed) for i in compiled.program.written_back(size))
 
 
 def compiler() -> str:

@@ -4,7 +4,6 @@ Parameters may be gathered here: over `fsdp` they are split at rest and whole wh
 is promised is memory to spare, and a state that is updated in place.
 """
 
-import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,8 +16,8 @@ from sdjax.drafters.base import Trainable
 from sdjax.mesh.ahead import Compiled, abstract, compile_ahead, tpu_devices
 from sdjax.mesh.chips import chip_of
 from sdjax.mesh.layout import TRAIN, Layout, make_mesh
-from sdjax.study.plan import compiler, size_on_chip
-from sdjax.study.promises import IN_PLACE, full
+from sdjax.study.plan import compiler
+from sdjax.study.promises import full, kept_twice
 from sdjax.targets.decoder import Decoder
 from sdjax.train.optimiser import Optimiser
 from sdjax.train.place import batch_sharding, sharded_step, state_shardings
@@ -79,9 +78,7 @@ def examine_step(target: Decoder, case: TrainCase) -> dict[str, Any]:
     }
     if not compiled.fits:
         return found
-    held = sum(size_on_chip(x) for x in jax.tree.leaves(state) if math.prod(x.shape))
-    if compiled.memory.aliased < IN_PLACE * held:
-        found["faults"] += [f"only {compiled.memory.aliased:,} of the state's {held:,} bytes are updated in place"]
+    found["faults"] += kept_twice(state, compiled)
     return found | {
         "flops": compiled.flops,
         "exchanged": exchanged(compiled),

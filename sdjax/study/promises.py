@@ -1,25 +1,37 @@
 """What a compiled decode loop must keep to on a mesh; each function returns the faults it finds, in words.
 
 Within a step nothing as large as a parameter, a cache or the vocabulary moves between chips, no cache is copied, the state
-is updated in place, and the target's own pass has two all-reduces a layer and at most four more. A case that is marked to
-fit leaves a tenth of the memory free.
+is updated in place, and the target's own pass has two exchanges a layer, of whatever kind, and at most four more. A case
+that is marked to fit leaves a tenth of the memory free.
 """
 
 import math
+from collections import Counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sdjax.core.cache import Cache
 from sdjax.mesh.ahead import Compiled
 from sdjax.mesh.chips import GIB, chip_of
 from sdjax.mesh.layout import DECODE, Rules
-from sdjax.study.plan import Case, Placed, cache_shapes, compile_loop, place, report, scope_of, size_on_chip
+from sdjax.study.plan import (
+    Case,
+    Placed,
+    cache_sizes,
+    caches,
+    compile_loop,
+    place,
+    report,
+    scope_of,
+    size_on_chip,
+    written_back,
+)
 from sdjax.targets.decoder import Decoder
 
 FREE = 0.10  # of HBM, in cases that are marked to fit
 IN_PLACE = 0.95  # of the state's bytes
+WRITTEN_BACK = 0.20  # of the bytes of weights and caches, which a step reads
 NAMES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32", "uint32": "u32", "bool": "pred"}  # XLA's
 
 
@@ -35,7 +47,8 @@ def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
     faults = full(case.topology, case.fits, compiled)
     if not compiled.fits:
         return faults
-    for find in (copied, kept_twice, moved, gathered, too_many_reductions):
+    faults += kept_twice(placed.state, compiled)
+    for find in (copied, rewritten, moved, gathered, too_many_exchanges):
         faults += find(placed, compiled)
     return faults
 
@@ -57,9 +70,8 @@ def gathered(placed: Placed, compiled: Compiled) -> list[str]:
 
 def whole_sizes(placed: Placed) -> set[tuple[int, str]]:
     """Sizes and types of parameters and caches that are split, once gathered along some of their axes or all."""
-    sizes, is_cache = set(), lambda x: isinstance(x, Cache)
-    caches = [x.layers for x in jax.tree.leaves((placed.state.cache, placed.state.drafter), is_leaf=is_cache) if is_cache(x)]
-    for x in jax.tree.leaves((placed.params, caches)):
+    sizes = set()
+    for x in jax.tree.leaves((placed.params, caches(placed))):
         axes = [axis for part in x.sharding.spec if part for axis in ((part,) if isinstance(part, str) else part)]
         ways = [placed.layout.mesh.shape[axis] for axis in axes]
         held = math.prod(x.sharding.shard_shape(x.shape))
@@ -70,23 +82,38 @@ def whole_sizes(placed: Placed) -> set[tuple[int, str]]:
 
 def copied(placed: Placed, compiled: Compiled) -> list[str]:
     """A cache that is copied in HBM."""
-    copies = {shape: compiled.program.copies(math.prod(shape)) for shape in cache_shapes(placed)}
-    return [f"{len(found)} copies of a cache {list(shape)}" for shape, found in copies.items() if found]
+    found = sorted({i.shapes[0].dims for size in cache_sizes(placed) for i in compiled.program.copies(size)})
+    return [f"copies of a cache {list(dims)}" for dims in found]
 
 
-def kept_twice(placed: Placed, compiled: Compiled) -> list[str]:
-    """A state that is not updated in place: its donation came to nothing."""
-    held = sum(size_on_chip(x) for x in jax.tree.leaves(placed.state))
+def rewritten(placed: Placed, compiled: Compiled) -> list[str]:
+    """Caches that go back to HBM whole, of those that the compiler has brought into the core's memory to be read and changed.
+
+    It does so with small ones, beside other work; were they many, committing a few rows would cost as much as reading all.
+    """
+    size = written_back(placed, compiled)
+    if size <= WRITTEN_BACK * compiled.memory.arguments:
+        return []
+    return [f"{size:,} bytes of caches are written back whole; {compiled.memory.arguments:,} of weights and caches are read"]
+
+
+def kept_twice(state: Any, compiled: Compiled) -> list[str]:
+    """A state, of a loop or of training, that is not updated in place: its donation came to nothing."""
+    held = sum(size_on_chip(x) for x in jax.tree.leaves(state) if math.prod(x.shape))
     if compiled.memory.aliased >= IN_PLACE * held:
         return []
     return [f"only {compiled.memory.aliased:,} of the state's {held:,} bytes are updated in place"]
 
 
-def too_many_reductions(placed: Placed, compiled: Compiled) -> list[str]:
-    """More all-reduces in the target's own pass than two a layer and four."""
-    found = [i for i in compiled.program.collectives if scope_of(i) == "target" and "reduce" in i.op]
+def too_many_exchanges(placed: Placed, compiled: Compiled) -> list[str]:
+    """More exchanges in the target's own pass than two a layer and four.
+
+    An all-reduce that is written in halves, or in steps around a ring, counts as often as chips talk.
+    """
+    found = Counter(i.op.removesuffix("-start") for i in compiled.program.collectives if scope_of(i) == "target")
     most = 2 * placed.loop.target.layers + 4
-    return [f"{len(found)} all-reduces in the target's pass; {most} are promised"] if len(found) > most else []
+    words = ", ".join(f"{count} {kind}" for kind, count in sorted(found.items()))
+    return [f"{words} in the target's pass; {most} exchanges are promised"] if found.total() > most else []
 
 
 def full(topology: str, fits: bool, compiled: Compiled) -> list[str]:
