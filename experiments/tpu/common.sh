@@ -59,16 +59,37 @@ settings() {
     printf '%s' "SDJAX_POD=1 SDJAX_CACHE= JAX_COMPILATION_CACHE_DIR=$BUCKET/compiled"
 }
 
+# Makes the folder in the bucket that hosts read from: once, for an object takes one write a second.
+bucket_is_there() {
+    needs_bucket
+    call bash -c "echo | gcloud storage cp - $BUCKET/runs/.here"
+}
+
 # The line that runs a program on a host, in a folder, by a Python: on_host FOLDER PYTHON PROGRAM ...
 # What was written comes from the bucket first and goes there every five minutes and at the end, so that a machine that is
-# taken away takes little with it; without what is there, nothing starts. Hosts share no disk: each sends what it has written, and never an older copy of another's.
+# taken away takes little with it; without what is there, nothing starts. Hosts share no disk: each sends what it has written,
+# and never an older copy of another's.
 on_host() {
     local folder=$1 python=$2 words
     shift 2
     printf -v words '%q ' "$@"
-    printf '%s' "cd $folder && mkdir -p runs && echo | gcloud storage cp - $BUCKET/runs/.here \
-&& gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime $BUCKET/runs runs || exit 1; \
+    printf '%s' "cd $folder && mkdir -p runs && gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime $BUCKET/runs runs || exit 1; \
 save() { gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime runs $BUCKET/runs; }; \
 (while sleep 300; do save; done) & keeper=\$!; set -o pipefail; \
 $(settings) $python -m ${words% } 2>&1 | tee -a ~/sdjax.log; code=\$?; kill \$keeper; save; exit \$code"
+}
+
+# The line that starts another on a host, for good: it goes on where the connection breaks. Its process is in ~/sdjax.pid, how
+# it ended in ~/sdjax.code.
+detached() {
+    local line
+    printf -v line '%q' "($1); echo \$? > ~/sdjax.code"
+    printf '%s' "if [ -e ~/sdjax.pid ] && kill -0 \$(cat ~/sdjax.pid) 2>/dev/null; then \
+echo 'a program is running here: follow.sh shows it, stop.sh ends it' >&2; exit 1; fi; rm -f ~/sdjax.code; touch ~/sdjax.log; \
+setsid nohup bash -c $line > /dev/null 2>&1 < /dev/null & echo \$! > ~/sdjax.pid"
+}
+
+# The line that shows what the program on a host says, to its end, and ends as it did.
+followed() {
+    printf '%s' "tail -n 20 -F --pid=\$(cat ~/sdjax.pid) ~/sdjax.log; exit \$(cat ~/sdjax.code)"
 }

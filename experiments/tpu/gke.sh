@@ -4,22 +4,26 @@
 #   gke.sh [--dry-run] cluster
 #   gke.sh [--dry-run] run experiments.decode --config configs/decode/smollm2_humaneval.py
 #
-# IMAGE is a container that holds this repository at /sdjax, with sdjax[tpu] installed, and gcloud.
+# IMAGE is a container that holds this repository at /sdjax, with sdjax[tpu] installed, and gcloud. WORKLOAD names what runs
+# (default: TPU and the time). Nodes that are taken away are given back by the cluster, and the program goes on: RESTARTS
+# says how often (100).
 
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 
 IMAGE=${IMAGE:-}
+WORKLOAD=${WORKLOAD:-$TPU-$(date -u +%m%d-%H%M%S)}
+RESTARTS=${RESTARTS:-100}
 case ${1:-} in
 cluster) call xpk cluster create --cluster "$TPU" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" --spot ;;
 run)
     shift
     [[ $# -gt 0 ]] || fail "say what to run, as in: gke.sh run experiments.decode --config FILE"
     [[ -n $IMAGE ]] || fail "set IMAGE to a container image that holds this repository"
-    needs_bucket
+    bucket_is_there
     printf -v line '%q' "$(on_host /sdjax python "$@")"
-    call xpk workload create --cluster "$TPU" --workload "$TPU-run" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" \
-        --docker-image="$IMAGE" --command "bash -c $line"
+    call xpk workload create --cluster "$TPU" --workload "$WORKLOAD" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" \
+        --max-restarts="$RESTARTS" --docker-image="$IMAGE" --command "bash -c $line"
     ;;
 *) fail "gke.sh knows cluster and run, not '${1:-}'" ;;
 esac

@@ -3,11 +3,12 @@
 #
 #   run.sh [--dry-run] experiments.decode --config configs/decode/smollm2_humaneval.py
 #
+# What it says is shown to its end. Where the connection breaks it goes on: follow.sh shows it again, stop.sh ends it.
 # Programs note what they have done: the same line again goes on where it was stopped.
 
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 
 [[ $# -gt 0 ]] || fail "say what to run, as in: run.sh experiments.decode --config FILE"
-needs_bucket
-everywhere "$(on_host \~/sdjax .venv/bin/python "$@")"
+bucket_is_there
+everywhere "$(detached "$(on_host \~/sdjax .venv/bin/python "$@")"); $(followed)"

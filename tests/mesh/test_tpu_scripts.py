@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ RUNS = {
     "install.sh": [[]],
     "run.sh": [["experiments.decode", "--config", "a b.py"]],
     "resume.sh": [["experiments.decode", "--config", "x.py"]],
+    "follow.sh": [[]],
+    "stop.sh": [[]],
     "fetch.sh": [[]],
     "delete.sh": [["vm"], ["queued"]],
     "gke.sh": [["cluster"], ["run", "experiments.decode"]],
@@ -37,15 +40,71 @@ def test_a_dry_run_prints_commands_and_runs_none(script):
         done = dry(script, words, TPU="mine-1", ZONE="europe-west4-a")
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
-        assert lines and all(line.split()[0] in ("gcloud", "git", "mkdir", "xpk") for line in lines)
+        assert lines and all(line.split()[0] in ("gcloud", "git", "mkdir", "xpk", "bash") for line in lines)
         assert any("mine-1" in line and "--zone=europe-west4-a" in line for line in lines)
 
 
 def test_what_runs_on_a_host_keeps_its_words():
     """Quoted once for the host's shell, and once for the line that is printed."""
-    line = dry("run.sh", RUNS["run.sh"][0]).stdout
+    line = dry("run.sh", RUNS["run.sh"][0]).stdout.splitlines()[-1]
     echo = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True).stdout
-    assert r"-m experiments.decode --config a\ b.py" in echo
+    within = echo[echo.index("nohup bash -c ") :].split(" > /dev/null")[0]
+    again = subprocess.run(["bash", "-c", f"printf '%s\\n' {within}"], capture_output=True, text=True).stdout
+    assert r"-m experiments.decode --config a\ b.py" in again
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Runs a script against one host: this machine, with a home and a Python of its own that says its words and waits."""
+    home = tmp_path / "home"
+    (home / "sdjax" / ".venv" / "bin").mkdir(parents=True)
+    python = home / "sdjax" / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "$SDJAX_POD runs $*"\nwhile [ -e ~/busy ]; do sleep 0.05; done\n[ "$4" != wrong ]\n')
+    gcloud = tmp_path / "gcloud"
+    gcloud.write_text(
+        '#!/bin/bash\nfor word; do [[ $word == --command=* ]] && exec bash -c "${word#--command=}"; done\nexit 0\n'
+    )
+    for path in (python, gcloud):
+        path.chmod(0o755)
+
+    def begun(script, *words):
+        environment = os.environ | {"BUCKET": "gs://mine", "HOME": str(home), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = ["bash", FOLDER / script, *words]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    begun.home = home
+    yield begun
+    subprocess.run(["bash", "-c", f"kill -- -$(cat {home}/sdjax.pid)"], capture_output=True)
+
+
+def test_a_program_is_shown_to_its_end_and_its_failure_is_the_scripts(host):
+    for word, code in [("right", 0), ("wrong", 1)]:
+        said, _ = (done := host("run.sh", "experiments.decode", "--case", word)).communicate(timeout=60)
+        assert f"1 runs -m experiments.decode --case {word}" in said and done.returncode == code
+
+
+def test_a_program_goes_on_where_the_connection_breaks(host):
+    busy = host.home / "busy"
+    busy.touch()
+    first = host("run.sh", "experiments.decode")
+    assert "runs -m experiments.decode" in first.stdout.readline()
+    first.kill()
+    second = host("run.sh", "experiments.decode")
+    assert "follow.sh shows it" in second.communicate(timeout=60)[1] and second.returncode == 1
+    follower = host("follow.sh")
+    assert "runs -m experiments.decode" in follower.stdout.readline()
+    busy.unlink()
+    assert follower.wait(timeout=60) == 0 and (host.home / "sdjax.code").read_text() == "0\n"
+
+
+def test_a_program_can_be_ended(host):
+    (host.home / "busy").touch()
+    program = host("run.sh", "experiments.decode")
+    assert "runs" in program.stdout.readline()
+    assert host("stop.sh").wait(timeout=60) == 0
+    assert program.wait(timeout=60) != 0
+    (host.home / "busy").unlink()
+    assert host("run.sh", "experiments.decode").wait(timeout=60) == 0
 
 
 @pytest.fixture
@@ -77,7 +136,7 @@ def test_a_machine_is_asked_for_again_as_it_was(clouded, kind, made, again, fail
     assert done.returncode == 0, done.stderr
     assert made in noted[0] and "delete" in noted[0]
     assert "create" in noted[1] and again in noted[1] and ("--spot" in noted[1]) == (kind == "spot")
-    assert "-m experiments.decode" in noted[-1]
+    assert "experiments.decode" in noted[-1]
 
 
 def test_results_of_a_machine_that_is_gone_are_fetched(clouded):
@@ -98,7 +157,7 @@ def test_mistakes_are_named():
     assert done.returncode == 2 and "BUCKET is 'here'" in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say():
-    done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=FOLDER.parents[1], capture_output=True, text=True)
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = subprocess.run([shellcheck, "-x", *SCRIPTS], cwd=FOLDER.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

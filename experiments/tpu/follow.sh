@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Shows what the program that run.sh has started says, to its end, on all hosts.
+#
+#   follow.sh [--dry-run]
+
+# shellcheck source=experiments/tpu/common.sh
+source "$(dirname "$0")/common.sh"
+
+everywhere "$(followed)"
