@@ -99,6 +99,7 @@ test-tpu-short: $(READY)
 
 test-gpu: $(READY)
 	@echo "── On a GPU, where there is one"
+	@! command -v nvidia-smi > /dev/null || $(RUN) -m pip install -qq --disable-pip-version-check -c requirements.lock -e '.[cuda]'
 	@JAX_PLATFORMS= $(PYTEST) -rs -m gpu $(MAY_BE_EMPTY)
 
 test-parity: $(READY_PARITY)

@@ -103,7 +103,7 @@ def parse(arguments: Sequence[str], program: str, folder: str, kind: type = Deco
     config = module.get_config()
     if not isinstance(config, kind):
         raise ValueError(f"--config: {given.config} holds a {type(config).__name__}, but {program} takes a {kind.__name__}")
-    return tyro.cli(
+    parsed = tyro.cli(
         kind,
         default=config,
         args=rest,
@@ -111,6 +111,20 @@ def parse(arguments: Sequence[str], program: str, folder: str, kind: type = Deco
         description=module.__doc__,
         config=(tyro.conf.AvoidSubcommands,),
     )
+    refuse_buckets(parsed)
+    return parsed
+
+
+def refuse_buckets(config: Any) -> None:
+    """ValueError for a bucket where files are read and written by their path."""
+    for name in ("runs", "corpora", "features"):
+        given = getattr(config, name, ())
+        for path in (given,) if isinstance(given, str) else given:
+            if "://" in path:
+                raise ValueError(
+                    f"--{name} is {path!r}; it must be a folder of this machine. On a pod experiments/tpu/run.sh brings the "
+                    "bucket's runs/ to every host and sends it back; --checkpoints alone may be a path in a bucket"
+                )
 
 
 def find_config(name: str) -> Path:

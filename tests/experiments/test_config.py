@@ -40,6 +40,21 @@ def test_an_unknown_key_names_the_nearest(wrong, near, capsys):
     assert near in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "folder, options",
+    [
+        ("decode/smollm2_humaneval", ["--runs", "gs://mine/runs"]),
+        ("train/eagle3_llama31_8b", ["--corpora", "here", "gs://mine/corpus"]),
+        ("rollout/smollm2_own", ["--corpora", "gs://mine/corpora"]),
+    ],
+)
+def test_a_bucket_is_no_folder(folder, options):
+    """It became the folder `gs:` beside the program, on every host."""
+    kind = type(load_file(find_config(f"configs/{folder}.py")).get_config())
+    with pytest.raises(ValueError, match=r"gs://mine.* must be a folder of this machine"):
+        parse(["--config", f"configs/{folder}.py", *options], "program", "", kind)
+
+
 def test_an_unknown_file_names_the_nearest(capsys):
     assert main(["--config", "configs/decode/smollm_humaneval.py"]) == 2
     assert f"did you mean '{DEMO}'" in capsys.readouterr().err

@@ -1,8 +1,9 @@
 """One process of a small pod: the target writes a corpus, a drafter is trained on it, and held-out prompts are decoded.
 
-    python -m tests.mesh.pod FOLDER DATA FSDP MODEL
+    python -m tests.mesh.pod FOLDER CHECKPOINTS PARTS DATA FSDP MODEL
 
-Everything goes through the launchers, in FOLDER. A pod that was killed goes on there, with a mesh of any shape.
+Everything goes through the launchers, in FOLDER. A pod that was killed goes on there, with a mesh of any shape. PARTS are some
+of write, train and decode, with commas.
 """
 
 import logging
@@ -23,6 +24,7 @@ from sdjax.mesh.start import join_pod
 from sdjax.study.compare import Decoding
 from sdjax.study.methods import Method, Sampling
 from sdjax.study.prompts import Prompts, load_prompts
+from sdjax.targets.load import Model
 from sdjax.train.optimiser import Optimiser
 from sdjax.train.recipe import Cadence
 from tests.experiments import tiny_rollout
@@ -32,10 +34,12 @@ from tests.tiny import TARGET
 STEPS = 20
 
 
-def main(folder: Path, mesh: MeshConfig) -> None:
-    letters = model()._replace(name="letters")
-    rolled = replace(tiny_rollout.config(str(folder)), prompts=Prompts(text=tiny_rollout.TEXTS[:16]), batch=4)
-    rollout(rolled, letters)
+def write(folder: Path, checkpoints: str, mesh: MeshConfig) -> None:
+    """The target's own text; where processes share no disk, a second call makes a corpus of all shares."""
+    rollout(replace(tiny_rollout.config(str(folder)), prompts=Prompts(text=tiny_rollout.TEXTS[:16]), batch=4), letters())
+
+
+def learn(folder: Path, checkpoints: str, mesh: MeshConfig) -> None:
     config = TrainConfig(
         "drafter",
         Medusa.tiny(TARGET),
@@ -49,17 +53,30 @@ def main(folder: Path, mesh: MeshConfig) -> None:
         mesh=mesh,
         readers=2,
         runs=str(folder),
+        checkpoints=checkpoints,
     )
-    train(config, letters)
+    train(config, letters())
+
+
+def compare(folder: Path, checkpoints: str, mesh: MeshConfig) -> None:
     methods = {"plain": Method(NoDraft()), "drafter": Method(weights=str(folder / "drafter" / "drafter"))}
     decoding = Decoding(max_new=12, batch=4, chunk=16, costs=False)
     prompts = Prompts(text=("hello hello hel", "abc abc", "what is it?", "a"))
     compared = DecodeConfig("compared", methods, prompts, Sampling((1.0,)), decode=decoding, mesh=mesh, runs=str(folder))
-    assert decode(compared, load_prompts(prompts), letters) == 0
+    assert decode(compared, load_prompts(prompts), letters()) == 0
+
+
+def letters() -> Model:
+    return model()._replace(name="letters")
+
+
+PARTS = {"write": write, "train": learn, "decode": compare}
 
 
 if __name__ == "__main__":
     join_pod()
     logging.getLogger("absl").setLevel(logging.ERROR)
     jax.config.update("jax_default_matmul_precision", "float32")
-    main(Path(sys.argv[1]), MeshConfig(*map(int, sys.argv[2:])))
+    folder, checkpoints, parts, *shape = sys.argv[1:]
+    for part in parts.split(","):
+        PARTS[part](Path(folder), checkpoints, MeshConfig(*map(int, shape)))

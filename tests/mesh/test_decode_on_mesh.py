@@ -23,10 +23,12 @@ from sdjax.core.spec import initialise
 from sdjax.decode.generate import generate, new_tokens, prefill, run, start
 from sdjax.decode.place import params_shardings, state_shardings
 from sdjax.decode.state import Loop, Params
+from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.no_draft import NoDraft
-from sdjax.drafters.tree_model import TreeDraftModel
+from sdjax.drafters.tree_model import TreeDraftModel, TreeSelfDraft
 from sdjax.mesh.layout import Layout, make_mesh
 from sdjax.targets.decoder import Decoder
+from sdjax.verify.registry import LOSSLESS
 from sdjax.verify.walk import Walk
 from tests.conformance.test_drafters import drafter_classes
 
@@ -38,7 +40,7 @@ ODD = replace(TARGET, vocab=29, heads=6, kv_heads=3, ffw=22)  # nothing divides
 SEED = {TARGET: 24, ODD: 71}  # of weights whose greedy text varies
 # Eight rows, so that eight devices along `data` have one each; rows 5.. are padding.
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [7] * 20, [5], [9, 8, 9, 8, 9], [11] * 3, [1], [1], [1]]
-REAL, NEW, CAPACITY = 5, 14, 64
+REAL, NEW, CAPACITY, CHUNK = 5, 14, 64, 32
 SHAPES = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
 
 on_mesh = pytest.mark.skipif(jax.device_count() < 8, reason=f"needs 8 devices (XLA_FLAGS={SIMULATED}): make test-mesh")
@@ -59,7 +61,7 @@ def layout_of(shape: str) -> Layout:
 
 def loop_and_params(drafter, temperature, target):
     """Random weights, scaled up so that the laws are neither flat nor one-hot."""
-    loop = Loop(target, drafter, Walk(), Warp(temperature), chunk=32)
+    loop = Loop(target, drafter, Walk(), Warp(temperature), chunk=CHUNK)
     seed = SEED.get(target, 24)
     make = lambda specs: jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, initialise(specs, jax.random.key(seed)))
     return loop, Params(make(target.specs()), make(drafter.specs(target)))
@@ -88,10 +90,11 @@ def check(drafter, temperature, shape, target=TARGET):
     loop, params = loop_and_params(drafter, temperature, target)
     params = jax.device_put(params, params_shardings(layout, loop))
     state, lengths = started(loop, layout)
-    state = run(loop, params, prefill(loop, params, state, lengths), jnp.int32(2))
-    compiled = run._cache_size()
-    state = run(loop, params, state, jnp.int32(1000))
-    assert run._cache_size() == compiled
+    with jax.set_mesh(layout.mesh):  # as `generate` does
+        state = run(loop, params, prefill(loop, params, state, lengths), jnp.int32(2))
+        compiled = run._cache_size()
+        state = run(loop, params, state, jnp.int32(1000))
+        assert run._cache_size() == compiled
     wanted = state_shardings(layout, loop, state)
     stays = jax.tree.map(lambda x, sharding: x.sharding.is_equivalent_to(sharding, x.ndim), state, wanted)
     assert all(jax.tree.leaves(stays)), stays
@@ -112,6 +115,33 @@ def test_a_sampled_tree_of_a_model_on_both_axes():
 @pytest.mark.parametrize("cls, temperature, shape", cases())
 def test_tokens_are_those_of_one_device(cls, temperature, shape):
     check(cls.tiny(TARGET), temperature, shape)
+
+
+def ruled():
+    """Every lossless rule that flips coins, behind a drafter that draws as it asks; meshes take turns."""
+    drafters = {
+        DraftModel: ["token", "block"],
+        TreeDraftModel: ["recursive", "traversal"],
+        TreeSelfDraft: ["kseq", "kseq-k", "best-path", "self-selection"],
+    }
+    pairs = [(cls, name) for cls, names in drafters.items() for name in names]
+    assert {name for _, name in pairs} == LOSSLESS.keys() - {"walk"}
+    return [(*pair, list(SHAPES)[i % len(SHAPES)]) for i, pair in enumerate(pairs)]
+
+
+@pytest.mark.mesh
+@on_mesh
+@pytest.mark.parametrize("cls, rule, shape", ruled())
+def test_a_rule_flips_its_coins_as_on_one_device(cls, rule, shape):
+    """Ratios and residuals of laws that are split over the vocabulary, cut by top-k and top-p."""
+    _, params = loop_and_params(cls.tiny(TARGET), 1.0, TARGET)
+    loop = Loop(TARGET, cls.tiny(TARGET), LOSSLESS[rule], Warp(0.9, top_k=20, top_p=0.95), chunk=CHUNK)
+    ours = generate(loop, params, PROMPTS, NEW, capacity=CAPACITY)
+    layout = layout_of(shape)
+    params = jax.device_put(params, params_shardings(layout, loop))
+    assert generate(loop, params, PROMPTS, NEW, capacity=CAPACITY, layout=layout).tokens == ours.tokens
+    accepted = sum(steps.accepted.sum() for steps in ours.steps)
+    assert 0 < accepted < sum(steps.proposed.sum() for steps in ours.steps), "coins fall on both sides"
 
 
 @pytest.mark.mesh

@@ -5,11 +5,13 @@ make test-mesh
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,26 +31,29 @@ LIMIT = 900  # seconds: far beyond what it takes, for machines that are busy
 pytestmark = pytest.mark.mesh
 
 
-def start(folder: Path, mesh: tuple[int, ...], processes: int = 1) -> list[subprocess.Popen]:
-    """The processes of a pod, each with its part of the mesh's devices."""
+def start(
+    folders: Sequence[Path], mesh: tuple[int, ...], parts: str = "write,train,decode", checkpoints: Path | None = None
+) -> list[subprocess.Popen]:
+    """The processes of a pod, one for each folder, each with its part of the mesh's devices."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
+    processes = len(folders)
     devices = int(np.prod(mesh)) // processes
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     settings = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", PROGRAM, str(folder), *map(str, mesh)]
     names = [dict(zip(NAMED, (address, str(processes), str(i)), strict=True)) for i in range(processes)]
+    kept = str(checkpoints or folders[0] / "checkpoints")
     return [
         subprocess.Popen(
-            command,
+            [sys.executable, "-m", PROGRAM, str(folder), kept, parts, *map(str, mesh)],
             cwd=ROOT,
             env=os.environ | settings | (name if processes > 1 else {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for name in names
+        for folder, name in zip(folders, names, strict=True)
     ]
 
 
@@ -76,7 +81,7 @@ def kill_when(pod: list[subprocess.Popen], path: Path, lines: int) -> None:
 def alone(tmp_path_factory):
     """One process and one device, from beginning to end."""
     folder = tmp_path_factory.mktemp("alone")
-    end(start(folder, (1, 1, 1)))
+    end(start([folder], (1, 1, 1)))
     return folder
 
 
@@ -93,21 +98,48 @@ def compared(folder):
 
 
 def test_two_processes_killed_and_resumed_on_another_mesh_do_what_one_does(alone, tmp_path):
-    pod = start(tmp_path, (4, 1, 1), processes=2)
+    pod = start([tmp_path, tmp_path], (4, 1, 1))
     kill_when(pod, tmp_path / "drafter" / "metrics.jsonl", 9)
     assert not (tmp_path / "compared").exists()
-    first, second = end(start(tmp_path, (1, 2, 2), processes=2))
+    first, second = end(start([tmp_path, tmp_path], (1, 2, 2)))
     assert "going on from step" in first and "survival" in first
     assert second.strip() == "", "only the first process speaks"
     assert open_corpus(tmp_path / "tiny").manifest.identity == open_corpus(alone / "tiny").manifest.identity
     shares = [path.read_bytes().count(b"\n") for path in sorted((tmp_path / "tiny.work").glob("*.jsonl"))]
     assert shares == [8, 8], "each host writes its own"
-    np.testing.assert_allclose(losses(tmp_path), losses(alone), rtol=1e-5)
-    ours, theirs = (load_file(f / "drafter" / "drafter" / "drafter.safetensors") for f in (tmp_path, alone))
+    same_results(tmp_path, alone)
+
+
+def test_hosts_that_share_no_disk_do_what_one_does(alone, tmp_path):
+    """Between two starts they get what the others have written, as from a bucket; checkpoints are there for all."""
+    hosts = [tmp_path / "0", tmp_path / "1"]
+    said = [
+        end(start(hosts, (2, 1, 2), part, tmp_path / "bucket")) for part in tell(hosts, "write", "write", "train", "decode")
+    ]
+    assert "the corpus is made by the last" in said[0][0]
+    same_results(hosts[0], alone)
+
+
+def tell(hosts, *parts):
+    """The parts; behind each of them, every host gets what others have and it lacks."""
+    for part in parts:
+        yield part
+        for ours, theirs in (hosts, hosts[::-1]):
+            lacking = [path for path in theirs.rglob("*") if path.is_file() and not (ours / path.relative_to(theirs)).exists()]
+            for path in lacking:
+                there = ours / path.relative_to(theirs)
+                there.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, there)
+
+
+def same_results(folder, alone):
+    """Losses, weights, tokens and figures."""
+    np.testing.assert_allclose(losses(folder), losses(alone), rtol=1e-5)
+    ours, theirs = (load_file(f / "drafter" / "drafter" / "drafter.safetensors") for f in (folder, alone))
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
-    ours, theirs = (compared(f) for f in (tmp_path, alone))
+    ours, theirs = (compared(f) for f in (folder, alone))
     assert ours == theirs and len(ours) == 8
     assert any(sum(accepted) for _, _, _, accepted in ours), "some drafts are accepted"
-    finals = [json.loads((folder / "drafter" / "final.json").read_text()) for folder in (tmp_path, alone)]
+    finals = [json.loads((f / "drafter" / "final.json").read_text()) for f in (folder, alone)]
     assert finals[0] == finals[1]
