@@ -123,7 +123,9 @@ def table(columns: Sequence[str], rows: Any) -> str:
 def cells(found: dict[str, Any]) -> list[str]:
     """A case of decoding as a row."""
     machine = f"{found['topology']} ({found['mesh']['data']}×{found['mesh']['model']})"
-    work = f"{found['drafter']} {found['nodes']}, {found['rule']}, T={found['temperature']:g}"
+    law = f"T={found['temperature']:g}"
+    law += f", top-k {found['top_k']}, top-p {found['top_p']:g}" if found["top_k"] else ""
+    work = f"{found['drafter']} {found['nodes']}, {found['rule']}, {law}"
     row = [found["target"], found["case"], machine, work, f"{found['batch']} × {found['context']:,}", *memory(found)]
     if "flops" not in found:
         return [*row, "", "", "", "", f"{found['seconds_to_compile']:.0f}"]

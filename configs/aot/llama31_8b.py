@@ -36,7 +36,7 @@ def get_config() -> AotConfig:
             "dflash-b8-32k": Case(v5e, dflash, batch=8, context=32_768),
             "eagle3-b8": Case(v6e, eagle3, batch=8, data=2),
             "medusa-32k": Case(v6e, medusa, context=32_768),
-            "dflash-b8-sampled": Case(v6e, dflash, batch=8, temperature=1.0),
+            "dflash-b8-sampled": Case(v6e, dflash, batch=8, temperature=1.0, top_k=20, top_p=0.95),
         },
         steps={"train-eagle3": TrainCase("v5p:4x4x4", eagle3, rows=64, length=2048, fsdp=8)},
         curves={v5e: 1, v6e: 1},

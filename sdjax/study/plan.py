@@ -44,6 +44,8 @@ class Case:
     context: int = 4096
     data: int = 1
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     rule: Rule = field(default_factory=Walk)
     fits: bool = True
 
@@ -62,7 +64,7 @@ def place(target: Decoder, case: Case, rules: Rules = DECODE, devices: Any = Non
     """Everything that lowering needs; makes no array. `devices` default to those of the case's topology."""
     devices = tpu_devices(case.topology) if devices is None else devices
     layout = Layout(make_mesh(data=case.data, model=len(devices) // case.data, devices=devices), rules)
-    loop = Loop(target, case.drafter, case.rule, Warp(case.temperature))
+    loop = Loop(target, case.drafter, case.rule, Warp(case.temperature, case.top_k, case.top_p))
     state = jax.eval_shape(lambda: loop.empty(case.batch, case.context, STEPS))
     specs = Params(target.specs(), case.drafter.specs(target))
     return Placed(
@@ -88,7 +90,7 @@ def report(case: Case, placed: Placed, compiled: Compiled) -> dict[str, Any]:
         "nodes": case.drafter.nodes,
         "chips": placed.layout.mesh.size,
         "mesh": dict(placed.layout.mesh.shape),
-        **{key: getattr(case, key) for key in ("topology", "batch", "context", "temperature", "fits")},
+        **{key: getattr(case, key) for key in ("topology", "batch", "context", "temperature", "top_k", "top_p", "fits")},
         "compiler": compiler(),
         "hbm": chip.hbm,
         "memory": asdict(compiled.memory),

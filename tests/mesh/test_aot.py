@@ -36,6 +36,7 @@ from sdjax.train.place import sharded_step
 from sdjax.trees.dynamic import DynamicTree
 from sdjax.trees.hardware import CostCurve
 from sdjax.trees.tree import Tree
+from sdjax.verify.recursive import Recursive
 from sdjax.verify.token import TokenRejection
 
 pytestmark = [
@@ -47,10 +48,12 @@ TARGET = Decoder(
 )
 V5E = "v5e:2x4"
 SHALLOWER = replace(TARGET, layers=1)
+TREE = Tree.branching(2, 2)
 CASES = {
     "plain": Case(V5E, NoDraft(), batch=8, context=1024),
-    "tree": Case(V5E, TreeDraftModel(SHALLOWER, Tree.branching(2, 2)), batch=2, context=1024),
+    "tree": Case(V5E, TreeDraftModel(SHALLOWER, TREE), batch=2, context=1024),
     "sampled": Case(V5E, DraftModel(SHALLOWER, length=2), batch=2, context=1024, temperature=1.0, rule=TokenRejection()),
+    "filtered": Case(V5E, TreeDraftModel(SHALLOWER, TREE), 2, 1024, 1, 1.0, top_k=20, top_p=0.9, rule=Recursive()),
     "eagle3": Case(V5E, Eagle3((0, 1), DynamicTree(depth=2, nodes=8, width=4)), batch=2, context=1024),
     "medusa": Case(V5E, Medusa(Tree.branching(4, 2)), batch=2, context=1024),
     "mtp": Case(V5E, DeepSeekMTP(tree=Tree.chain(1), steps=1), batch=2, context=1024),
