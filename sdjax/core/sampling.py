@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, UInt
 
+from sdjax.core.whole import whole
+
 LEAST_TEMPERATURE = 1e-6  # below it, logits of a few hundred leave float32 behind
 
 
@@ -70,8 +72,8 @@ def top_k(x: Float[Array, "... V"], k: int) -> tuple[Float[Array, "... k"], Int[
         best, ids = lax.top_k(x, k)
         return best, ids
     best, ids = lax.top_k(x.reshape(*x.shape[:-1], blocks, size), k)
-    ids = (ids + size * jnp.arange(blocks)[:, None]).reshape(*x.shape[:-1], -1)
-    best, place = lax.top_k(best.reshape(ids.shape), k)
+    ids = whole((ids + size * jnp.arange(blocks)[:, None]).reshape(*x.shape[:-1], -1))
+    best, place = lax.top_k(whole(best.reshape(ids.shape)), k)
     return best, jnp.take_along_axis(ids, place, -1)
 
 

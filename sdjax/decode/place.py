@@ -5,10 +5,8 @@ the compiler.
 """
 
 import jax
-from jax.sharding import PartitionSpec
 
 from sdjax.core.cache import with_rows
-from sdjax.core.types import Draft
 from sdjax.decode.state import Loop, Params, State
 from sdjax.mesh.layout import Layout
 
@@ -31,15 +29,3 @@ def empty_state(layout: Layout | None, loop: Loop, batch: int, capacity: int, ro
     if layout is None:
         return make()
     return jax.jit(make, out_shardings=state_shardings(layout, loop, jax.eval_shape(make)))()
-
-
-def whole_drafts(draft: Draft) -> Draft:
-    """Where a mesh is set: every chip of a group has all nodes of its sequences.
-
-    XLA would else carry a split that suits the drafter, by node, through the target's pass, and exchange states more often.
-    """
-    if jax.sharding.get_abstract_mesh().empty:
-        return draft
-    whole = PartitionSpec(PartitionSpec.UNCONSTRAINED, None)
-    nodes = draft.replace(q=None, probes=None)
-    return jax.lax.with_sharding_constraint(nodes, jax.tree.map(lambda x: whole, nodes)).replace(q=draft.q, probes=draft.probes)

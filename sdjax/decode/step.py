@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Int
 
 from sdjax.core.cache import commit
 from sdjax.core.types import Committed, Context, Draft, Records, Verdict, rows
+from sdjax.core.whole import whole
 from sdjax.decode.pack import verify
-from sdjax.decode.place import whole_drafts
 from sdjax.decode.probes import split_probes
 from sdjax.decode.state import Loop, Params, State
 from sdjax.trees.tree import ancestor_mask, present
@@ -21,7 +21,8 @@ def step(loop: Loop, params: Params, state: State) -> State:
     ctx = loop.context(params, state)
     with jax.named_scope("propose"):
         draft, scratch = loop.drafter.propose(ctx, params.drafter, state.drafter)
-        draft = whole_drafts(draft)
+        # Else XLA would carry a drafter's own split, by node, through the target's pass, and exchange states more often.
+        draft = whole(draft.replace(q=None, probes=None)).replace(q=draft.q, probes=draft.probes)
     ancestors = ancestor_mask(draft.parent, draft.max_depth)
     scheduled, draft = schedule(loop, state, ctx, draft.replace(valid=present(draft, ancestors)))
     out, logits, verified = verify(loop, params, state, draft, ancestors)

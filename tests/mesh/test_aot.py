@@ -114,7 +114,8 @@ def test_a_case_that_fits_without_room_to_spare_is_too_full():
 
 def test_a_drafters_split_is_not_carried_into_the_targets_pass(monkeypatch):
     """XLA shares a dynamic tree's nodes among the chips of a group, and would go on so: states then move more often."""
-    monkeypatch.setattr("sdjax.decode.step.whole_drafts", lambda draft: draft)
+    for module in ("sdjax.core.sampling", "sdjax.decode.step"):
+        monkeypatch.setattr(f"{module}.whole", lambda tree: tree)
     case = replace(CASES["two heads a chip"], batch=6, context=1024)
     placed = place(TARGET, case)
     assert "exchanges are promised" in promises.too_many_exchanges(placed, compile_loop(placed))[0]

@@ -1,0 +1,18 @@
+"""What every chip of a group has whole: on a mesh, a word to the compiler against splits that are not worth their exchanges."""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+
+def whole(tree: Any) -> Any:
+    """Arrays that are split along their first axis (sequences) at most, where a mesh is set (`jax.set_mesh`); else as they are.
+
+    Few and small ones are split by XLA as their source was, or as what follows might like, by node or by rank among children:
+    each operation on them is then an exchange.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    spec = lambda x: PartitionSpec(PartitionSpec.UNCONSTRAINED, *(None,) * (x.ndim - 1)) if x.ndim else PartitionSpec()
+    return jax.lax.with_sharding_constraint(tree, jax.tree.map(spec, tree))
