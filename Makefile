@@ -85,7 +85,7 @@ test-slow: $(READY)
 
 test-mesh: $(READY)
 	@echo "── Eight simulated devices"
-	@XLA_FLAGS="--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0" $(PYTEST) -m mesh $(MAY_BE_EMPTY)
+	@XLA_FLAGS="--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0" $(PYTEST) -n 2 --dist loadgroup -m mesh $(MAY_BE_EMPTY)
 
 test-tpu: $(READY)
 	@echo "── Ahead-of-time compiles for TPUs"

@@ -37,6 +37,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import sdjax
+from sdjax.decode.schedule import Throughput, worth
 from sdjax.drafters.block import Block, spread_taps
 from sdjax.drafters.eagle3 import Eagle3, published_taps
 from sdjax.drafters.head import DraftHead
@@ -178,3 +179,23 @@ for size in curve.tokens[1:]:
     if best:
         mark = "  <- best" if best == found[0] else ""
         print(f"{size:5} nodes, {best.depth:2} deep: {best.expected:.2f} tokens a step, {best.speedup:.2f} times plain{mark}")
+
+# %% [markdown]
+# ## The drafts of a batch that pay
+#
+# In a batch the rows of all sequences share a pass, and a schedule (`sdjax.decode.schedule.Prefix`) admits drafts, likeliest
+# first, while each of them raises Θ = expected tokens · steps per second; steps per second are the curve's. Here every
+# sequence drafts seven tokens in one pass, as DSpark does, and each is accepted with probability 0.8 where those before it
+# were. Alone, a sequence verifies them all; in a large batch the chips are busy, and only the first are worth their rows.
+# `configs/decode/qwen3_8b_pod.py` decodes with such a schedule.
+
+# %%
+survival = 0.8 ** np.arange(1, 8)
+for batch in (1, 8, 32, 64, 128):
+    likeliest = np.sort(np.tile(survival, batch))[::-1]
+    value = np.asarray(worth(likeliest, batch, Throughput(curve, levels=1).rates(8 * batch)))
+    kept = int(np.argmax(np.append(value[1:] <= value[:-1], True)))
+    print(
+        f"{batch:4} sequences: {kept / batch:.1f} of 7 drafts each, "
+        f"{value[kept] / batch:.2f} tokens a plain step; all seven: {value[-1] / batch:.2f}"
+    )

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +19,7 @@ from sdjax.decode.place import empty_state, state_shardings
 from sdjax.decode.prefill import prefill
 from sdjax.decode.state import Loop, Params, State, as_integer
 from sdjax.decode.step import step
-from sdjax.mesh.layout import Layout
+from sdjax.mesh.layout import Layout, within
 from sdjax.mesh.place import on_host
 
 LEAST_ROWS = 256
@@ -78,8 +77,8 @@ def generate(
     check_params(loop.drafter.specs(loop.target), params.drafter, f"the drafter {type(loop.drafter).__name__}")
     capacity = rows_for(loop, prompts, max_new, capacity)
     longest = max(map(len, prompts))
-    state, lengths = start(loop, prompts, max_new, seeds, capacity, layout, rows_at_first(loop, longest, capacity))
-    with jax.set_mesh(layout.mesh) if layout else nullcontext():  # by which `Decoder(flash=True)` tells its devices
+    with within(layout):
+        state, lengths = start(loop, prompts, max_new, seeds, capacity, layout, rows_at_first(loop, longest, capacity))
         # Tracing the step now lets a rule refuse the draft before prefill is compiled and run; the trace is used again below.
         grown = jax.eval_shape(partial(with_rows, rows=next_rows(loop, lengths, state)), state)
         run.eval_shape(loop, params, grown, jnp.int32(max_rounds))

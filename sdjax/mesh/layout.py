@@ -5,6 +5,7 @@ vocabulary). All of them are Auto: shardings are given for what goes in and come
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,6 +126,14 @@ class Layout:
             return self
         whole = {name: () for name in self.rules.names if name != "batch"}
         return replace(self, rules=self.rules.having(**whole))
+
+
+def within(layout: Layout | None) -> AbstractContextManager:
+    """Sets the layout's mesh, if there is one: by it `core.whole` and `core.flash` tell how arrays are split.
+
+    Everything that compiles or runs a program of the layout does so within: in and out of it are two programs.
+    """
+    return nullcontext() if layout is None else jax.set_mesh(layout.mesh)
 
 
 def size_of(specs: Any) -> int:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from sdjax.core.sampling import Purpose, Warp, coin_key, warp_logits
 from sdjax.decode.generate import bucket, prefill, round_up, start
 from sdjax.decode.state import State
+from sdjax.mesh.layout import within
 from sdjax.mesh.place import on_host
 from sdjax.study.methods import Arm, Promise
 from sdjax.study.runs import Record
@@ -86,9 +87,10 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 def next_logits(baseline: Arm, context: Sequence[int]) -> Float[Array, " V"]:
     """The target's logits behind the context: its last token runs alone, as in a step of plain decoding."""
     capacity = round_up(bucket(len(context) + 1), baseline.loop.chunk)
-    state, lengths = start(baseline.loop, [context[:-1]], 1, None, capacity, baseline.layout)
-    state = prefill(baseline.loop, baseline.params, state, lengths)
-    return on_host(run_alone(baseline.loop.target, baseline.params.target, state, jnp.int32([[context[-1]]])))
+    with within(baseline.layout):
+        state, lengths = start(baseline.loop, [context[:-1]], 1, None, capacity, baseline.layout)
+        state = prefill(baseline.loop, baseline.params, state, lengths)
+        return on_host(run_alone(baseline.loop.target, baseline.params.target, state, jnp.int32([[context[-1]]])))
 
 
 @partial(jax.jit, static_argnames="target")

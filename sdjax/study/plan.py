@@ -21,7 +21,7 @@ from sdjax.drafters.base import Drafter
 from sdjax.mesh.ahead import Compiled, abstract, compile_ahead, tpu_devices
 from sdjax.mesh.chips import chip_of
 from sdjax.mesh.hlo import Instruction
-from sdjax.mesh.layout import DECODE, Layout, Rules, make_mesh
+from sdjax.mesh.layout import DECODE, Layout, Rules, make_mesh, within
 from sdjax.targets.decoder import Decoder
 from sdjax.verify.base import Rule
 from sdjax.verify.walk import Walk
@@ -76,8 +76,8 @@ def place(target: Decoder, case: Case, rules: Rules = DECODE, devices: Any = Non
 
 
 def compile_loop(placed: Placed) -> Compiled:
-    """The whole loop of `generate`, as it is called there; with the mesh set, by which `Decoder(flash=True)` tells its own."""
-    with jax.set_mesh(placed.layout.mesh):
+    """The whole loop of `generate`, as it is called there."""
+    with within(placed.layout):
         return compile_ahead(run, placed.loop, placed.params, placed.state, jax.ShapeDtypeStruct((), jnp.int32), loop=True)
 
 

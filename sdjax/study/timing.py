@@ -19,6 +19,7 @@ from sdjax.decode.generate import LEAST_ROWS, bucket, next_rows, overhang, prefi
 from sdjax.decode.probes import append_probes, split_probes
 from sdjax.decode.state import Loop, Params, State
 from sdjax.decode.step import schedule
+from sdjax.mesh.layout import within
 from sdjax.study.methods import Arm
 from sdjax.trees.tree import ancestor_mask, present
 
@@ -68,13 +69,14 @@ def shapes_of(loop: Loop, batches: Iterable[Sequence[Sequence[int]]], capacity: 
 def warm_up(arm: Arm, shapes: Shapes) -> None:
     """Compiles what decoding these shapes needs, and runs each program once."""
     prompts = [[0]] * shapes.batch
-    for first in sorted(shapes.prefill_rows):
-        state, lengths = start(arm.loop, prompts, shapes.max_new, None, shapes.capacity, arm.layout, first)
-        state = prefill(arm.loop, arm.params, state, lengths)
-        jax.block_until_ready([with_rows(state, rows) for rows in shapes.run_rows])
-    for rows in sorted(shapes.run_rows):
-        state = run(arm.loop, arm.params, with_rows(state, rows), jnp.int32(1))
-    jax.block_until_ready(state)
+    with within(arm.layout):
+        for first in sorted(shapes.prefill_rows):
+            state, lengths = start(arm.loop, prompts, shapes.max_new, None, shapes.capacity, arm.layout, first)
+            state = prefill(arm.loop, arm.params, state, lengths)
+            jax.block_until_ready([with_rows(state, rows) for rows in shapes.run_rows])
+        for rows in sorted(shapes.run_rows):
+            state = run(arm.loop, arm.params, with_rows(state, rows), jnp.int32(1))
+        jax.block_until_ready(state)
 
 
 @contextmanager
@@ -123,10 +125,11 @@ def measure(arms: Sequence[Arm], prompts: Sequence[Sequence[int]], capacity: int
 
     Parts and arms take turns, so that a drift of the machine hits all alike; the median of each counts.
     """
-    clocks = {arm.label: Clocks(arm, prefilled(arm, prompts, capacity, max_new)) for arm in arms}
-    for _ in range(1 + REPEATS):  # the first round compiles, and is left out
-        for clock in clocks.values():
-            clock.tick()
+    with within(arms[0].layout):
+        clocks = {arm.label: Clocks(arm, prefilled(arm, prompts, capacity, max_new)) for arm in arms}
+        for _ in range(1 + REPEATS):  # the first round compiles, and is left out
+            for clock in clocks.values():
+                clock.tick()
     _, _, plain = clocks[arms[0].label].medians()
     costs = {}
     for label, clock in clocks.items():

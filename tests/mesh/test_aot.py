@@ -169,6 +169,12 @@ def test_a_loop_that_may_not_overwrite_its_state_keeps_it_twice():
     assert "updated in place" in promises.kept_twice(placed.state, compiled)[0]
 
 
+def test_small_caches_that_go_back_whole_are_noticed():
+    """Beside two layers' weights they are a third of what a step reads."""
+    placed = place(TARGET, replace(CASES["two heads a chip"], context=4096))
+    assert "are written back whole" in promises.rewritten(placed, compile_loop(placed))[0]
+
+
 def test_a_training_step_keeps_its_state_in_place():
     drafter = Medusa(Tree.chain(1), head=DraftHead(4096, trained=True))
     report = examine_step(SHALLOWER, TrainCase(V5E, drafter, rows=8, length=128, fsdp=2, model=2))

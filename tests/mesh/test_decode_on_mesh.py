@@ -2,9 +2,10 @@
 
     make test-mesh      (8 simulated devices: a process of their own)
 
-Without them everything here is skipped, but for one case that `make test` runs in a subprocess.
+Without them everything here is skipped, but for two cases that `make test` runs in a subprocess.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -26,7 +27,9 @@ from sdjax.decode.state import Loop, Params
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.drafters.tree_model import TreeDraftModel, TreeSelfDraft
-from sdjax.mesh.layout import Layout, make_mesh
+from sdjax.mesh.layout import Layout, make_mesh, within
+from sdjax.study.methods import Arm
+from sdjax.study.timing import no_compilation, shapes_of, warm_up
 from sdjax.targets.decoder import Decoder
 from sdjax.verify.registry import LOSSLESS
 from sdjax.verify.walk import Walk
@@ -47,11 +50,9 @@ on_mesh = pytest.mark.skipif(jax.device_count() < 8, reason=f"needs 8 devices (X
 
 
 def cases():
-    """Every drafter on every mesh and at both temperatures, which take turns."""
-    for i, cls in enumerate(drafter_classes()):
-        for j, shape in enumerate(SHAPES):
-            temperature = (i + j) % 2
-            yield pytest.param(cls, float(temperature), shape, id=f"{shape}-{temperature}-{cls.__name__}")
+    """Every drafter on every mesh and at both temperatures."""
+    every = itertools.product(drafter_classes(), SHAPES, (0.0, 1.0))
+    return [pytest.param(cls, t, shape, id=f"{shape}-{t:g}-{cls.__name__}") for cls, shape, t in every]
 
 
 def layout_of(shape: str) -> Layout:
@@ -89,8 +90,8 @@ def check(drafter, temperature, shape, target=TARGET):
     layout = layout_of(shape)
     loop, params = loop_and_params(drafter, temperature, target)
     params = jax.device_put(params, params_shardings(layout, loop))
-    state, lengths = started(loop, layout)
-    with jax.set_mesh(layout.mesh):  # as `generate` does
+    with within(layout):
+        state, lengths = started(loop, layout)
         state = run(loop, params, prefill(loop, params, state, lengths), jnp.int32(2))
         compiled = run._cache_size()
         state = run(loop, params, state, jnp.int32(1000))
@@ -177,10 +178,24 @@ def test_generate_sets_the_mesh_that_the_kernel_asks_for(shape, monkeypatch):
     assert ways and all(parts == [SHAPES[shape][1]] for parts in ways)
 
 
-def test_one_case_in_a_process_of_eight_devices():
+@pytest.mark.mesh
+@on_mesh
+def test_what_was_warmed_up_is_what_runs():
+    """Clocks of a comparison on a mesh have no compilation in them."""
+    layout = layout_of("2x4")
+    loop, params = loop_and_params(NoDraft(), 0.0, TARGET)
+    arm = Arm("plain", loop, jax.device_put(params, params_shardings(layout, loop)), layout)
+    for shapes in shapes_of(loop, [PROMPTS], CAPACITY, NEW):
+        warm_up(arm, shapes)
+    with no_compilation("plain"):
+        generate(loop, arm.params, PROMPTS, NEW, capacity=CAPACITY, layout=layout)
+
+
+def test_two_cases_in_a_process_of_eight_devices():
     """The whole of this file is `make test-mesh`; this is what every run of the tests affords."""
     flags = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {SIMULATED}", "JAX_PLATFORMS": "cpu"}
-    case = f"{Path(__file__).relative_to(ROOT)}::{test_a_sampled_tree_of_a_model_on_both_axes.__name__}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", case]
+    afforded = test_a_sampled_tree_of_a_model_on_both_axes, test_what_was_warmed_up_is_what_runs
+    cases = [f"{Path(__file__).relative_to(ROOT)}::{case.__name__}" for case in afforded]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *cases]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | flags, capture_output=True, text=True)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
