@@ -29,8 +29,9 @@ def params():
 def pytest_collection_modifyitems(items):
     """Tests that share compiled programs run in one process (--dist loadgroup): those of a drafter, else those of a file."""
     for item in items:
-        drafter = getattr(item, "callspec", None) and item.callspec.params.get("drafter")
-        item.add_marker(pytest.mark.xdist_group(type(drafter).__name__ if drafter else item.path.name))
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        cls = params.get("cls", type(params["drafter"]) if params.get("drafter") else None)
+        item.add_marker(pytest.mark.xdist_group(cls.__name__ if cls else item.path.name))
 
 
 @pytest.fixture(autouse=True, scope="module")
