@@ -47,7 +47,7 @@ from sdjax.train.hosts import first_process_first, from_first
 from sdjax.train.log import account, read
 from sdjax.train.loop import End, Fitted, Job, fit
 from sdjax.train.place import batch_sharding, begin_on
-from sdjax.train.readers import Readers, readers_here, rows_here
+from sdjax.train.readers import Readers, parts_of, readers_here
 from sdjax.train.recipe import Recipe
 from sdjax.train.saved import load_drafter, load_tuned, save_drafter
 from sdjax.train.step import TrainState, train_step
@@ -158,7 +158,7 @@ def check_fit(config: TrainConfig, recipe: Recipe, layout: Layout | None) -> Non
 def read_input(config: TrainConfig, model: Model, layout: Layout | None) -> Input:
     """The batches of this process; ValueError for corpora that another target made."""
     sharding = None if layout is None else batch_sharding(layout)
-    readers = config.readers or config.rows // int(rows_here(sharding, config.rows).sum())
+    readers = config.readers or parts_of(sharding, config.rows)
     rows, mine = config.rows // readers, readers_here(sharding, config.rows, readers)
     if not config.corpora:
         return tiny_input(config, model, rows, readers, mine)

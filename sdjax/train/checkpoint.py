@@ -17,6 +17,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
 from sdjax.core.plain import differences
+from sdjax.train.hosts import seen_by_all
 from sdjax.train.step import TrainState
 
 
@@ -50,6 +51,11 @@ class Checkpoints:
             raise ValueError(
                 f"checkpoints cannot be kept in {folder} ({error}); choose a folder that can be written"
             ) from error
+        if not seen_by_all(folder):
+            raise ValueError(
+                f"checkpoints in {folder} are not seen by all processes, and each writes its part: give --checkpoints a folder "
+                "in a bucket (gs://…) or on a disk that they share"
+            )
         self._manager = ocp.CheckpointManager(folder if remote else folder.absolute(), options=options)
         if self.latest is not None:
             self._check_config(self.latest)

@@ -1,6 +1,7 @@
 """What the processes of one run tell each other; with a single process nothing is sent."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,20 @@ def meet(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
+def seen_by_all(folder: Any) -> bool:
+    """Whether what the first process writes into a folder (a Path or epath.Path) is seen by all; all must ask."""
+    if jax.process_count() == 1:
+        return True
+    mark = folder / f".seen{told_by_first(time.time_ns())}"
+    if speaks():
+        mark.write_text("")
+    meet("mark written")
+    seen = all(gather(mark.exists()))
+    if speaks():
+        mark.unlink()
+    return seen
+
+
 @contextmanager
 def first_process_first(name: str) -> Iterator[None]:
     """The others wait until the first is through: what it has made they find."""
@@ -63,7 +78,7 @@ def from_first(read: Callable[[], Any], specs: Any) -> Any:
     if jax.process_count() == 1:
         return read()
     found = read() if speaks() else jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
-    return multihost_utils.broadcast_one_to_all(found)
+    return jax.tree.map(multihost_utils.broadcast_one_to_all, found)  # leaf by leaf: each is whole on every chip for a while
 
 
 def whole_batch(batch: Batch | Trace, sharding: Sharding | None) -> Batch | Trace:

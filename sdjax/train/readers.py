@@ -47,6 +47,16 @@ class Readers(Iterator[Batch | Trace]):
             reader.restore(positions[str(number)])
 
 
+def parts_of(sharding: NamedSharding | None, rows: int) -> int:
+    """In how many parts the devices of all processes hold a batch's rows: with as many readers, none is needed in part.
+
+    Fewer may not do: a process's devices are neighbours in the machine, and their rows need not be in the batch.
+    """
+    if sharding is None:
+        return 1
+    return len({index[0].indices(rows)[:2] for index in sharding.devices_indices_map((rows,)).values()})
+
+
 def rows_here(sharding: NamedSharding | None, rows: int) -> np.ndarray:
     """bool[rows]: those of a batch that this process's devices need; without a sharding all."""
     if sharding is None:
@@ -65,7 +75,7 @@ def readers_here(sharding: NamedSharding | None, rows: int, readers: int) -> lis
     by_reader = rows_here(sharding, rows).reshape(readers, -1)
     if (by_reader.any(1) != by_reader.all(1)).any():
         raise ValueError(
-            f"readers is {readers}, but this process's devices need only a part of one reader's rows; give as many readers as "
-            f"there are processes with rows of their own, or a multiple ({rows // by_reader.sum()}, here)"
+            f"readers is {readers}, but this process's devices need only a part of one reader's rows; give as many as "
+            f"there are parts of a batch on the mesh ({parts_of(sharding, rows)}), or a multiple"
         )
     return np.flatnonzero(by_reader.all(1)).tolist()

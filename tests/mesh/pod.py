@@ -60,7 +60,7 @@ def learn(folder: Path, checkpoints: str, mesh: MeshConfig) -> None:
 
 def compare(folder: Path, checkpoints: str, mesh: MeshConfig) -> None:
     methods = {"plain": Method(NoDraft()), "drafter": Method(weights=str(folder / "drafter" / "drafter"))}
-    decoding = Decoding(max_new=12, batch=4, chunk=16, costs=False)
+    decoding = Decoding(max_new=12, batch=4, chunk=16)
     prompts = Prompts(text=("hello hello hel", "abc abc", "what is it?", "a"))
     compared = DecodeConfig("compared", methods, prompts, Sampling((1.0,)), decode=decoding, mesh=mesh, runs=str(folder))
     assert decode(compared, load_prompts(prompts), letters()) == 0

@@ -6,6 +6,7 @@ make test-tpu-short      (a minute or two; `make test-tpu` compiles every named 
 import importlib.util
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +27,14 @@ from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.drafters.tree_model import TreeDraftModel
 from sdjax.mesh.ahead import compile_ahead, tpu_devices
-from sdjax.mesh.layout import DECODE, make_mesh
+from sdjax.mesh.layout import DECODE, TRAIN, Layout, make_mesh
 from sdjax.study import promises
 from sdjax.study.plan import Case, compile_loop, place
 from sdjax.study.plan_train import TrainCase, examine_step
 from sdjax.study.verify_cost import verify_cost
 from sdjax.targets.decoder import Decoder
-from sdjax.train.place import sharded_step
+from sdjax.train.place import batch_sharding, sharded_step
+from sdjax.train.readers import parts_of, readers_here
 from sdjax.trees.dynamic import DynamicTree
 from sdjax.trees.hardware import CostCurve
 from sdjax.trees.tree import Tree
@@ -203,3 +205,24 @@ def test_a_curve_is_read_by_those_who_choose_trees(tmp_path):
     (tmp_path / "curve.json").write_text(json.dumps(found))
     costs = CostCurve.read(tmp_path / "curve.json")
     assert costs.verify_time(1) == 1 and 1 <= costs.verify_time(64) < 64 and 0 < costs.draft < 1
+
+
+@pytest.mark.parametrize(
+    "topology, shape",
+    [
+        ("v6e:4x8", (1, 32, 1)),
+        ("v6e:16x16", (32, 8, 1)),
+        ("v5e:4x8", (4, 8, 1)),
+        ("v5p:2x4x4", (1, 8, 4)),
+        ("v6e:4x8", (1, 8, 4)),
+    ],
+)
+def test_every_host_finds_its_readers(topology, shape):
+    """Its chips are neighbours on the torus; their rows may stand far apart in a batch."""
+    mesh = make_mesh(*shape, devices=tpu_devices(topology))
+    sharding, rows, found = batch_sharding(Layout(mesh, TRAIN)), 64 * shape[0] * shape[1], set()
+    parts, everywhere = parts_of(sharding, rows), sharding.devices_indices_map((rows,))
+    for host in {device.process_index for device in mesh.devices.flat}:
+        here = {device: index for device, index in everywhere.items() if device.process_index == host}
+        found |= set(readers_here(SimpleNamespace(addressable_devices_indices_map=lambda _, here=here: here), rows, parts))
+    assert parts == shape[0] * shape[1] and found == set(range(parts))

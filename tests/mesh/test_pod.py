@@ -35,25 +35,30 @@ def start(
     folders: Sequence[Path], mesh: tuple[int, ...], parts: str = "write,train,decode", checkpoints: Path | None = None
 ) -> list[subprocess.Popen]:
     """The processes of a pod, one for each folder, each with its part of the mesh's devices."""
+    kept = str(checkpoints or folders[0] / "checkpoints")
+    return together([["-m", PROGRAM, str(folder), kept, parts, *map(str, mesh)] for folder in folders], mesh)
+
+
+def together(programs: Sequence[Sequence[str]], mesh: tuple[int, ...]) -> list[subprocess.Popen]:
+    """Python with each of these words, as the processes of a pod."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    processes = len(folders)
+    processes = len(programs)
     devices = int(np.prod(mesh)) // processes
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     settings = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     names = [dict(zip(NAMED, (address, str(processes), str(i)), strict=True)) for i in range(processes)]
-    kept = str(checkpoints or folders[0] / "checkpoints")
     return [
         subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, str(folder), kept, parts, *map(str, mesh)],
+            [sys.executable, *program],
             cwd=ROOT,
             env=os.environ | settings | (name if processes > 1 else {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for folder, name in zip(folders, names, strict=True)
+        for program, name in zip(programs, names, strict=True)
     ]
 
 
@@ -108,6 +113,17 @@ def test_two_processes_killed_and_resumed_on_another_mesh_do_what_one_does(alone
     shares = [path.read_bytes().count(b"\n") for path in sorted((tmp_path / "tiny.work").glob("*.jsonl"))]
     assert shares == [8, 8], "each host writes its own"
     same_results(tmp_path, alone)
+
+
+def test_checkpoints_that_lie_apart_are_refused_at_once(tmp_path):
+    """Orbax would wait ten minutes at the first save, and then fail."""
+    program = "import sys, pathlib; from sdjax.mesh.start import join_pod; join_pod()\n"
+    program += "from sdjax.train.checkpoint import Checkpoints; Checkpoints(pathlib.Path(sys.argv[1]), {}).close()"
+    end(together([["-c", program, str(tmp_path / "shared")]] * 2, (2,)))
+    pod = together([["-c", program, str(tmp_path / host)] for host in "01"], (2,))
+    said = [process.communicate(timeout=LIMIT)[0] for process in pod]
+    assert all(process.returncode for process in pod) and "give --checkpoints a folder in a bucket" in said[0]
+    assert not list(tmp_path.glob("*/.seen*"))
 
 
 def test_hosts_that_share_no_disk_do_what_one_does(alone, tmp_path):

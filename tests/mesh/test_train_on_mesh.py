@@ -37,7 +37,8 @@ FAMILIES = {
     "block": Recipe(TARGET, Block.tiny(TARGET), OPTIMISER),
 }
 MESHES = {"1x8": (1, 1, 8), "2x4": (2, 1, 4), "8x1": (8, 1, 1), "2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2)}
-CASES = [("eagle3", mesh) for mesh in MESHES] + [("block", "2x4"), ("medusa", "2x2x2"), ("medusa2", "2x2x2")]
+OTHERS = "block", "medusa", "medusa2"
+CASES = [("eagle3", mesh) for mesh in MESHES] + [(family, mesh) for family in OTHERS for mesh in ("1x8", "2x4", "8x1", "2x2x2")]
 
 pytestmark = [pytest.mark.mesh, on_mesh]
 

@@ -24,6 +24,9 @@ class Sharding:
     def addressable_devices_indices_map(self, shape):
         return {i: (slice(*part),) for i, part in enumerate(self.parts)}
 
+    def devices_indices_map(self, shape):
+        return {i: (slice(i, i + 1),) for i in range(*shape)}
+
 
 def test_processes_share_the_batches_of_one():
     one, two = held(*range(READERS)), (held(0, 1), held(2, 3))
@@ -48,5 +51,5 @@ def test_readers_are_where_their_rows_are():
     assert readers_here(Sharding((0, 2), (2, 4)), ROWS, READERS) == [0, 1]
     assert readers_here(Sharding((4, 8), (4, 8)), ROWS, 2) == [1], "devices that share rows"
     assert rows_here(Sharding((0, 2)), ROWS).tolist() == [True] * 2 + [False] * 6
-    with pytest.raises(ValueError, match=r"readers is 2, but .* only a part .*\(4, here\)"):
+    with pytest.raises(ValueError, match=r"readers is 2, but .* only a part .*\(8\), or a multiple"):
         readers_here(Sharding((0, 2)), ROWS, 2)
