@@ -1,8 +1,9 @@
 """Compiles decoding for TPUs that are not here, and says what their compiler answers: memory, collectives, time of a step.
 
-    python -m experiments.aot                                                         every case and curve of configs/aot
+    python -m experiments.aot                                                         all of it: half an hour
     python -m experiments.aot --config configs/aot/llama31_8b.py --topology v5e:2x4 --case plain   some of one
     python -m experiments.aot --only curves                                           what wider passes cost
+    python -m experiments.aot --only attention                                        forms of attention compared
     python -m experiments.aot --only page                                             docs/scale.md alone
 
 Needs libtpu (pip install sdjax[tpu]) and no TPU. Each case is one JSON file in docs/scale/, each curve one in
@@ -10,6 +11,7 @@ experiments/tables/verify_cost/, which experiments.sequoia reads (--costs); ever
 them. Leaves with exit code 1 where a case breaks a promise (`sdjax.study.promises`).
 """
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import tyro
 
 from experiments.aot_config import AotConfig, Given, chosen, configs, curve_name, curves
 from experiments.aot_page import cells, page, step_cells
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import ROOT, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.mesh.layout import DECODE, Rules
 from sdjax.study import promises
@@ -29,10 +31,13 @@ from sdjax.study.verify_cost import verify_cost
 def main(given: Given) -> int:
     """Compiles what was asked for, writes files and page, and returns how many faults were found."""
     asked = configs(given)
-    if given.only != "page" and not any(chosen(config, given) or curves(config, given) for config in asked):
+    if given.only not in ("page", "attention") and not any(chosen(config, given) or curves(config, given) for config in asked):
         raise ValueError(f"nothing in configs/aot has case {given.case}, topology {given.topology} and is of '{given.only}'")
     for folder in (given.reports, given.curves):
         folder.mkdir(parents=True, exist_ok=True)
+    if given.only in ("all", "attention") and (given.config, given.topology, given.case) == (None, None, None):
+        # A process of its own: libtpu reads where to write a kernel's schedule when it is loaded.
+        subprocess.run([sys.executable, "-m", "experiments.aot_attention"], cwd=ROOT, check=True)
     faults = sum(of_config(config, given) for config in asked)
     given.reports.with_suffix(".md").write_text(page(given), encoding="utf-8")
     return faults

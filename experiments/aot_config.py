@@ -38,7 +38,7 @@ class Given:
     """only cases and curves on this one"""
     case: str | None = None
     """only the case of this name, and no curves"""
-    only: Literal["all", "cases", "curves", "page"] = "all"
+    only: Literal["all", "cases", "curves", "attention", "page"] = "all"
     """page: compile nothing, write docs/scale.md anew"""
     widths: tuple[int, ...] = WIDTHS
     """tokens of the curves' passes"""

@@ -13,10 +13,11 @@ from sdjax.study.plan import SCOPES, UNNAMED
 HEAD = """# Decoding at scale: what the TPU compiler says
 
 Written by `python -m experiments.aot` (configs in `configs/aot`), from the files in `docs/scale/` and
-`experiments/tables/verify_cost/`. **Every figure here is the compiler's estimate (libtpu, ahead of time, on a machine without
+`experiments/tables/`. **Every figure here is the compiler's estimate (libtpu, ahead of time, on a machine without
 a TPU). None was measured on hardware.**
 
-All figures are those of one chip. Memory is exact: it is what the program allocates. FLOPs and bytes are those of one
+All figures are those of one chip. Memory is exact: it is what the two programs of `generate` allocate, the decode loop and
+prefill (a chunk of 128 tokens a sequence behind as many cache rows). FLOPs and bytes are those of one
 draft-verify step; a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler
 expects of its instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that
 run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to
@@ -31,7 +32,7 @@ COLUMNS = (
     "machine (data×model)",
     "drafter and nodes",
     "batch × context",
-    "HBM of a chip",
+    "HBM of a chip: loop / prefill",
     "fits",
     "GFLOP",
     "GB touched",
@@ -71,7 +72,7 @@ experiments/tables/verify_cost/FILE` chooses a tree by one.
 
 ATTENTION = """## Attention over a long cache
 
-Microseconds for one kv head, four query heads and one sequence (`python -m experiments.aot_attention`): `core.attention`, the
+Microseconds for one kv head, four query heads and one sequence (`experiments.aot --only attention`): `core.attention`, the
 default; JAX's `dot_product_attention` for cache and staged rows, merged by log-sum-exp; the kernel of `core.flash` for the
 committed part, by its final schedule; and reading the cache's rows once, which none can beat. For one token XLA is at or near
 that bound, and JAX's own form is nowhere much faster than the default: no switch for either. Wide passes are bound by the
@@ -131,7 +132,8 @@ def cells(found: dict[str, Any]) -> list[str]:
         return [*row, "", "", "", "", f"{found['seconds_to_compile']:.0f}"]
     moved = [f"{found['bytes'] / 1e9:.2f}", f"{found['written_back'] / 1e6:,.0f}"]
     figures = [f"{found['flops'] / 1e9:.1f}", *moved, f"{found['step_seconds'] * 1e3:.2f}"]
-    return [*row, *figures, f"{found['seconds_to_compile']:.0f}"]
+    seconds = found["seconds_to_compile"] + found["prefill"]["seconds_to_compile"]
+    return [*row, *figures, f"{seconds:.0f}"]
 
 
 def step_cells(found: dict[str, Any]) -> list[str]:
@@ -148,9 +150,10 @@ def step_cells(found: dict[str, Any]) -> list[str]:
 
 def memory(found: dict[str, Any]) -> list[str]:
     """What a program needs of a chip, and whether there is as much."""
-    total, hbm = found["memory"]["total"], found["hbm"]
-    fits = f"{1 - total / hbm:.0%} free" if "flops" in found else f"no: {(total - hbm) / GIB:.1f} GiB too much"
-    return [f"{total / GIB:.1f} of {hbm / GIB:.0f} GiB", fits]
+    totals = [part["memory"]["total"] for part in (found, found.get("prefill")) if part]
+    most, hbm = max(totals), found["hbm"]
+    fits = f"{1 - most / hbm:.0%} free" if "flops" in found else f"no: {(most - hbm) / GIB:.1f} GiB too much"
+    return [f"{' / '.join(f'{total / GIB:.1f}' for total in totals)} of {hbm / GIB:.0f} GiB", fits]
 
 
 def exchanged(found: dict[str, Any]) -> str:

@@ -51,7 +51,8 @@ def prefill_chunk(loop: Loop, params: Params, state: State, lengths: Int[Array, 
         node=node,
         count=count,
     )
-    observed = loop.drafter.observe(loop.context(params, state), params.drafter, state.drafter, seen)
+    with jax.named_scope("observe"):
+        observed = loop.drafter.observe(loop.context(params, state), params.drafter, state.drafter, seen)
     return state.replace(drafter=observed)
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from sdjax.core.linear import product, table_rows
 from sdjax.core.spec import Spec, normal, zeros
 from sdjax.core.types import Context
+from sdjax.core.whole import whole
 from sdjax.targets.decoder import Decoder
 from sdjax.trees.draw import Children
 
@@ -110,7 +111,7 @@ def in_target(children: Children, ids: Int[Array, " D"] | None, vocab: int) -> C
         return children
     q = children.q
     if q is not None:
-        q = jnp.zeros((*q.shape[:-1], vocab), q.dtype).at[..., ids].set(q)
+        q = jnp.zeros((*q.shape[:-1], vocab), q.dtype).at[..., ids].set(whole(q))
     return children.replace(tokens=ids[children.tokens], q=q)
 
 

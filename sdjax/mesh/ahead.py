@@ -46,6 +46,11 @@ class Compiled:
     output_shardings: Any
     outside: tuple[Instruction, ...] = ()
 
+    @property
+    def seconds_to_compile(self) -> float:
+        """Lowering included."""
+        return round(self.lower_seconds + self.compile_seconds, 1)
+
     def seconds(self, chip: Chip) -> float:
         """The longer of the compiler's cycles and of reading every argument from HBM once (weights and caches)."""
         return max(self.program.cycles / chip.clock, self.memory.arguments / chip.bandwidth)

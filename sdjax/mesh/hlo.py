@@ -19,6 +19,7 @@ CALLED = re.compile(r"(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 SCOPE = re.compile(r'op_name="([^"]*)"')
+CHANNEL = re.compile(r"channel_id=(\d+)")
 BODY = re.compile(r"body=%?([\w.\-]+)")
 CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 BELOW = re.compile(r"^\s+ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
@@ -47,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: its operation, the arrays it makes, the named scopes it came from, and what it runs in."""
+    """One line: its operation, the arrays it makes, the named scopes it came from, what it runs in, and its channel, if any."""
 
     op: str
     shapes: tuple[Shape, ...]
@@ -55,6 +56,7 @@ class Instruction:
     computation: str
     looped: bool
     cycles: int
+    channel: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ class Program:
 
     @property
     def collectives(self) -> list[Instruction]:
-        """Every exchange between devices, once each."""
-        return [i for i in self.instructions if i.op.removesuffix("-start") in KINDS]
+        """Every exchange between devices, once each: one that runs beside other work is written down in all parts of it."""
+        found = [i for i in self.instructions if i.op.removesuffix("-start") in KINDS]
+        return list({i.channel or number: i for number, i in enumerate(found)}.values())
 
     def copies(self, size: int) -> list[Instruction]:
         """Copies of an array of `size` elements from HBM to HBM."""
@@ -129,18 +132,31 @@ def trips(lines: Lines, loop: str) -> int:
 
 def called(line: str) -> list[str]:
     """The computations that an instruction calls."""
-    branches = [name.strip().lstrip("%") for found in BRANCHES.findall(line) for name in found.split(",")]
-    return CALLED.findall(line) + branches
+    return CALLED.findall(line) + branches(line)
+
+
+def branches(line: str) -> list[str]:
+    """Those of which one runs."""
+    return [name.strip().lstrip("%") for found in BRANCHES.findall(line) for name in found.split(",")]
 
 
 def reached(lines: Lines, start: set[str]) -> set[str]:
-    """`start` and all that is called from there."""
+    """`start` and all that is called from there; of branches, of which one runs, the one with the most exchanges."""
     seen, open_ = set(start), list(start)
     while open_:
-        new = {name for _, line in lines.get(open_.pop(), ()) for name in called(line)} - seen
-        seen |= new
-        open_ += new
+        for _, line in lines.get(open_.pop(), ()):
+            ways = branches(line)
+            most = [max(ways, key=lambda name: exchanges(lines, name))] if ways else []
+            new = {*CALLED.findall(line), *most} - seen
+            seen |= new
+            open_ += new
     return seen
+
+
+def exchanges(lines: Lines, name: str) -> int:
+    """How many stand in a computation and in what it calls."""
+    inside = reached(lines, {name})
+    return sum(m[3].removesuffix("-start") in KINDS for name in inside for m, _ in lines.get(name, ()))
 
 
 def instruction(match: re.Match, line: str, computation: str, looped: bool) -> Instruction:
@@ -149,7 +165,7 @@ def instruction(match: re.Match, line: str, computation: str, looped: bool) -> I
         Shape(dtype, tuple(map(int, filter(None, dims.split(",")))), "S(1)" in layout)
         for dtype, dims, layout in ARRAY.findall(match[2])
     )
-    cycles, scope = CYCLES.search(line), SCOPE.search(line)
+    cycles, scope, channel = CYCLES.search(line), SCOPE.search(line), CHANNEL.search(line)
     return Instruction(
         op=match[3],
         shapes=shapes,
@@ -157,4 +173,5 @@ def instruction(match: re.Match, line: str, computation: str, looped: bool) -> I
         computation=computation,
         looped=looped,
         cycles=int(cycles[1]) if cycles else 0,
+        channel=channel[1] if channel else "",
     )

@@ -7,6 +7,7 @@ that is marked to fit leaves a tenth of the memory free.
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from sdjax.study.plan import (
     cache_sizes,
     caches,
     compile_loop,
+    compile_prefill,
     place,
     report,
     scope_of,
@@ -36,19 +38,33 @@ NAMES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32", "uint32": "u32", 
 
 
 def examine(target: Decoder, case: Case, rules: Rules = DECODE) -> dict[str, Any]:
-    """Compiles a case: `plan.report`, and the promises it breaks."""
+    """Compiles a case, its decode loop and, where that fits, its prefill: `plan.report`, and the promises they break."""
     placed = place(target, case, rules)
     compiled = compile_loop(placed)
-    return report(case, placed, compiled) | {"faults": broken(case, placed, compiled)}
+    found = report(case, placed, compiled) | {"faults": broken(case, placed, compiled)}
+    if not compiled.fits:
+        return found
+    begun = compile_prefill(placed)
+    found["prefill"] = {"memory": asdict(begun.memory), "seconds_to_compile": begun.seconds_to_compile}
+    found["faults"] += [f"prefill: {fault}" for fault in broken_either_way(case, placed, begun)]
+    return found
 
 
 def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
-    """All faults of a case."""
+    """All faults of a case's decode loop."""
+    faults = broken_either_way(case, placed, compiled)
+    if not compiled.fits:
+        return faults
+    return faults + rewritten(placed, compiled) + too_many_exchanges(placed, compiled)
+
+
+def broken_either_way(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
+    """Faults of a decode loop or of prefill, whose widest pass may be anything."""
     faults = full(case.topology, case.fits, compiled)
     if not compiled.fits:
         return faults
     faults += kept_twice(placed.state, compiled)
-    for find in (copied, rewritten, moved, gathered, too_many_exchanges):
+    for find in (copied, moved, gathered):
         faults += find(placed, compiled)
     return faults
 
@@ -56,28 +72,34 @@ def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
 def gathered(placed: Placed, compiled: Compiled) -> list[str]:
     """A parameter, a cache or an array of the vocabulary's size that is moved between chips, in a step or around the loop.
 
-    What a step asks for and no step changes, the compiler moves once, before the loop: then it is whole on every chip.
+    What a step asks for and no step changes, the compiler moves once, before the loop: then it is whole on every chip. The law
+    of a smaller draft vocabulary does move, once for each node that has children: a rule needs it beside the target's.
     """
-    sizes, vocab, faults = whole_sizes(placed), placed.loop.target.vocab, []
+    parts, wholes = split_sizes(placed)
+    vocab, faults = placed.loop.target.vocab, []
     inside = [(i, scope_of(i)) for i in compiled.program.collectives]
     for i, where in [*inside, *((i, "front of the loop") for i in compiled.outside)]:
+        # What is summed is made where it is summed: an activation, even if it has a weight's size.
+        sizes = set() if "reduce" in i.op else parts | wholes if "permute" in i.op else wholes
         for s in i.shapes:
             wide = any(dim >= vocab for dim in s.dims)
-            if wide or ("reduce" not in i.op and (s.size, s.dtype) in sizes):
+            if wide or (s.size, s.dtype) in sizes:
                 faults.append(f"{i.op} of {s.dtype}{list(s.dims)} in {where}")
     return sorted(set(faults))
 
 
-def whole_sizes(placed: Placed) -> set[tuple[int, str]]:
-    """Sizes and types of parameters and caches that are split, once gathered along some of their axes or all."""
-    sizes = set()
+def split_sizes(placed: Placed) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
+    """Sizes and types of parameters and caches that are split: a chip's own part, and once gathered along some axes or all."""
+    parts, wholes = set(), set()
     for x in jax.tree.leaves((placed.params, caches(placed))):
         axes = [axis for part in x.sharding.spec if part for axis in ((part,) if isinstance(part, str) else part)]
         ways = [placed.layout.mesh.shape[axis] for axis in axes]
         held = math.prod(x.sharding.shard_shape(x.shape))
         if ways and x.ndim > 1:
-            sizes |= {(size, NAMES[str(jnp.dtype(x.dtype))]) for size in (x.size, *(held * way for way in ways))}
-    return sizes
+            dtype = NAMES[str(jnp.dtype(x.dtype))]
+            parts.add((held, dtype))
+            wholes |= {(size, dtype) for size in (x.size, *(held * way for way in ways))}
+    return parts, wholes
 
 
 def copied(placed: Placed, compiled: Compiled) -> list[str]:

@@ -18,6 +18,7 @@ from experiments.aot_config import AotConfig
 from sdjax.core.cache import commit
 from sdjax.core.linear import linear
 from sdjax.decode.generate import run
+from sdjax.decode.schedule import Prefix, Throughput
 from sdjax.drafters.block import Block
 from sdjax.drafters.deepseek_mtp import DeepSeekMTP
 from sdjax.drafters.draft_model import DraftModel
@@ -27,6 +28,7 @@ from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.drafters.tree_model import TreeDraftModel
 from sdjax.mesh.ahead import compile_ahead, tpu_devices
+from sdjax.mesh.hlo import Instruction, Program, Shape
 from sdjax.mesh.layout import DECODE, TRAIN, Layout, make_mesh
 from sdjax.study import promises
 from sdjax.study.plan import Case, compile_loop, place
@@ -56,6 +58,24 @@ CASES = {
     "tree": Case(V5E, TreeDraftModel(SHALLOWER, TREE), batch=2, context=1024),
     "sampled": Case(V5E, DraftModel(SHALLOWER, length=2), batch=2, context=1024, temperature=1.0, rule=TokenRejection()),
     "filtered": Case(V5E, TreeDraftModel(SHALLOWER, TREE), 2, 1024, 1, 1.0, top_k=20, top_p=0.9, rule=Recursive()),
+    "eagle3 sampled": Case(
+        V5E,
+        Eagle3((0, 1), Tree.chain(3), head=DraftHead(4096, trained=True)),
+        batch=2,
+        context=1024,
+        temperature=1.0,
+        rule=TokenRejection(),
+    ),
+    "scheduled": Case(
+        V5E,
+        Block.dspark((0, 1), 7, length=4, layers=1),
+        batch=8,
+        context=1024,
+        temperature=1.0,
+        rule=TokenRejection(),
+        schedule=Prefix(Throughput(CostCurve((1, 64), (1.0, 2.0), 0.1))),
+        pack=(16, 24),
+    ),
     "eagle3": Case(V5E, Eagle3((0, 1), DynamicTree(depth=2, nodes=8, width=4)), batch=2, context=1024),
     "medusa": Case(V5E, Medusa(Tree.branching(4, 2)), batch=2, context=1024),
     "mtp": Case(V5E, DeepSeekMTP(tree=Tree.chain(1), steps=1), batch=2, context=1024),
@@ -134,7 +154,18 @@ def test_weights_that_a_layer_wants_whole_are_gathered(monkeypatch):
 def test_caches_that_are_split_otherwise_than_queries_are_moved():
     """By sequence, while queries, keys and values are made by head."""
     placed, compiled = compiled_under(DECODE.having(batch=("model",)))
-    assert promises.gathered(placed, compiled)
+    faults = promises.gathered(placed, compiled)
+    assert any("1024, 128]" in fault for fault in faults), faults
+
+
+def test_a_weight_that_goes_round_in_a_ring_is_moved():
+    """Written as permutes of each chip's own part."""
+    placed = place(TARGET, CASES["plain"])
+    ring = Instruction("collective-permute-start", (Shape("bf16", (512, 1024), False),), "", "body", True, 0)
+    compiled = SimpleNamespace(program=Program((ring,), "body", 0), outside=())
+    assert promises.gathered(placed, compiled) == ["collective-permute-start of bf16[512, 1024] in drafter or rule"]
+    compiled.program = Program((replace(ring, shapes=(Shape("bf16", (8, 1024), False),)),), "body", 0)
+    assert promises.gathered(placed, compiled) == []
 
 
 def test_a_vocabulary_that_is_ranked_as_a_whole_is_gathered(monkeypatch):

@@ -23,6 +23,7 @@ from sdjax.core.sampling import Warp
 from sdjax.core.spec import initialise
 from sdjax.decode.generate import generate, new_tokens, prefill, run, start
 from sdjax.decode.place import params_shardings, state_shardings
+from sdjax.decode.schedule import Prefix
 from sdjax.decode.state import Loop, Params
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.no_draft import NoDraft
@@ -32,8 +33,10 @@ from sdjax.study.methods import Arm
 from sdjax.study.timing import no_compilation, shapes_of, warm_up
 from sdjax.targets.decoder import Decoder
 from sdjax.verify.registry import LOSSLESS
+from sdjax.verify.token import TokenRejection
 from sdjax.verify.walk import Walk
 from tests.conformance.test_drafters import drafter_classes
+from tests.decode.confident import Sure, linear_costs
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATED = "--xla_force_host_platform_device_count=8"
@@ -143,6 +146,23 @@ def test_a_rule_flips_its_coins_as_on_one_device(cls, rule, shape):
     assert generate(loop, params, PROMPTS, NEW, capacity=CAPACITY, layout=layout).tokens == ours.tokens
     accepted = sum(steps.accepted.sum() for steps in ours.steps)
     assert 0 < accepted < sum(steps.proposed.sum() for steps in ours.steps), "coins fall on both sides"
+
+
+@pytest.mark.mesh
+@on_mesh
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_scheduled_and_packed_pass_is_that_of_one_device(shape):
+    drafter = Sure()
+    _, params = loop_and_params(drafter, 1.0, TARGET)
+    cuts = {"schedule": Prefix(linear_costs(len(PROMPTS) * drafter.nodes)), "pack": (12, 20)}
+    loop = Loop(TARGET, drafter, TokenRejection(), Warp(1.0), chunk=CHUNK, **cuts)
+    ours = generate(loop, params, PROMPTS, NEW, capacity=CAPACITY)
+    layout = layout_of(shape)
+    params = jax.device_put(params, params_shardings(layout, loop))
+    theirs = generate(loop, params, PROMPTS, NEW, capacity=CAPACITY, layout=layout)
+    assert theirs.tokens == ours.tokens
+    np.testing.assert_array_equal(theirs.records.verified, ours.records.verified)
+    assert 0 < np.asarray(ours.records.proposed).sum() < (drafter.nodes - 1) * (np.asarray(ours.records.committed) > 0).sum()
 
 
 @pytest.mark.mesh

@@ -71,6 +71,34 @@ def test_copies_in_hbm_are_told_from_those_to_and_from_the_core():
     assert step.copies(7) == []
 
 
+CHOOSING = """
+%narrow.1 (p: f32[8]) -> f32[8] {
+  ROOT %all-reduce.1 = f32[8]{0} all-reduce(%p), to_apply=%add
+}
+
+%wide.2 (p: f32[8]) -> f32[8] {
+  %all-reduce.2 = f32[16]{0} all-reduce(%p), to_apply=%add
+  ROOT %all-reduce.3 = f32[8]{0} all-reduce(%all-reduce.2), to_apply=%add
+}
+
+ENTRY %main (i: s32[], p: f32[8]) -> f32[8] {
+  ROOT %which = f32[8]{0} conditional(%i, %p, %p), branch_computations={%narrow.1, %wide.2}
+}
+"""
+
+
+def test_of_branches_the_one_with_the_most_exchanges_counts():
+    assert [i.computation for i in read_program(CHOOSING).collectives] == ["wide.2"] * 2
+
+
+def test_an_exchange_that_is_written_in_parts_counts_once():
+    part = "%fused.{0} (p: f32[8]) -> f32[64] {{\n  ROOT %g.{0} = f32[64]{{0}} all-gather(%p), channel_id=23, dimensions={{0}}\n}}\n"
+    calls = "".join(f"  %f.{i} = f32[64]{{0}} fusion(%p), kind=kCustom, calls=%fused.{i}\n" for i in range(3))
+    text = "".join(map(part.format, range(3))) + f"ENTRY %main (p: f32[8]) -> f32[64] {{\n{calls}}}\n"
+    assert len(read_program(text).collectives) == 1
+    assert len(read_program(text.replace("channel_id=23, ", "")).collectives) == 3
+
+
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="has no loop"):
         read_program("ENTRY %main (p: f32[]) -> f32[] {\n  ROOT %x = f32[] negate(%p)\n}\n", loop=True)
