@@ -92,7 +92,8 @@ def test_of_branches_the_one_with_the_most_exchanges_counts():
 
 
 def test_an_exchange_that_is_written_in_parts_counts_once():
-    part = "%fused.{0} (p: f32[8]) -> f32[64] {{\n  ROOT %g.{0} = f32[64]{{0}} all-gather(%p), channel_id=23, dimensions={{0}}\n}}\n"
+    gathers = "all-gather(%p), channel_id=23, dimensions={{0}}"
+    part = "%fused.{0} (p: f32[8]) -> f32[64] {{\n  ROOT %g.{0} = f32[64]{{0}} " + gathers + "\n}}\n"
     calls = "".join(f"  %f.{i} = f32[64]{{0}} fusion(%p), kind=kCustom, calls=%fused.{i}\n" for i in range(3))
     text = "".join(map(part.format, range(3))) + f"ENTRY %main (p: f32[8]) -> f32[64] {{\n{calls}}}\n"
     assert len(read_program(text).collectives) == 1
