@@ -8,12 +8,13 @@ RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
 # Tiny models spend their time in the compiler, which need not optimise them: half the time for the same tests.
 TINY := XLA_FLAGS="--xla_backend_optimization_level=0 $$XLA_FLAGS" $(PYTEST) -n 2 --dist loadgroup
+ON_EIGHT := XLA_FLAGS="--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0" $(PYTEST) -n 2 --dist loadgroup -m mesh
 # Outside `make test` a suite that selects no test is no failure (pytest exits with 5).
 MAY_BE_EMPTY := || { code=$$?; test $$code -eq 5; }
 UV_COMPILE = .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-tpu test-tpu-short test-gpu test-parity test-notebooks notebooks bench-decode bench-rules bench-train bench-draft bench-pack bench-torch lock clean
+.PHONY: help setup demo lint format test test-model test-law test-families test-slow test-mesh test-mesh-short test-tpu test-tpu-short test-gpu test-parity test-notebooks notebooks bench-decode bench-rules bench-train bench-draft bench-pack bench-torch lock clean
 
 help:
 	@echo "make demo          SmolLM2-135M answers HumanEval prompts, plainly and speculatively: one table (≤ 15 minutes)"
@@ -22,7 +23,8 @@ help:
 	@echo "make test-law      exact laws of larger models"
 	@echo "make test-families each family's loss, drafts and formulas; training in the tiny world"
 	@echo "make test-slow     training killed at random moments, many times"
-	@echo "make test-mesh     sharded over eight simulated devices;  make test-tpu  compiled for TPUs (a short list: test-tpu-short);  make test-gpu"
+	@echo "make test-mesh     sharded over eight simulated devices;  make test-tpu  compiled for TPUs (short lists: test-mesh-short, test-tpu-short)"
+	@echo "make test-gpu      on a GPU, where there is one"
 	@echo "make test-parity   against other people's code (an environment of its own, with PyTorch)"
 	@echo "make test-notebooks  the notebooks, run;  make notebooks  made anew of their sources, with outputs"
 	@echo "make bench-decode  speed and memory of the decode loop;  make bench-rules  the rules compared"
@@ -85,7 +87,11 @@ test-slow: $(READY)
 
 test-mesh: $(READY)
 	@echo "── Eight simulated devices"
-	@XLA_FLAGS="--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0" $(PYTEST) -n 2 --dist loadgroup -m mesh $(MAY_BE_EMPTY)
+	@$(ON_EIGHT) $(MAY_BE_EMPTY)
+
+test-mesh-short: $(READY)
+	@echo "── Eight simulated devices: one mesh, and a pod that is killed"
+	@$(ON_EIGHT) -k "(2x4 and not 2x4-0) or killed or apart" $(MAY_BE_EMPTY)
 
 test-tpu: $(READY)
 	@echo "── Ahead-of-time compiles for TPUs"
