@@ -74,11 +74,11 @@ bucket_is_there() {
 # code of what it waits for when a signal comes. The line ends as the program did, and not with 0 where the last sending fails.
 # How it ended is in ~/sdjax.code.
 on_host() {
-    local folder=$1 python=$2 words
+    local folder=$1 python=$2 words newer='gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime'
     shift 2
     printf -v words '%q ' "$@"
-    printf '%s' "trap : TERM; (cd $folder && mkdir -p runs && gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime $BUCKET/runs runs || exit 1; \
-save() (trap '' TERM; gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime --no-user-output-enabled runs $BUCKET/runs); \
+    printf '%s' "trap : TERM; (cd $folder && mkdir -p runs && $newer $BUCKET/runs runs || exit 1; \
+save() (trap '' TERM; $newer --no-user-output-enabled runs $BUCKET/runs); \
 keep() { trap 'kill \$! 2> /dev/null; wait \$!; exit' TERM; while :; do sleep 300 & wait \$!; save; done; }; \
 keep & keeper=\$!; trap : TERM; $(settings) $python -m ${words% }; code=\$?; \
 kill \$keeper 2> /dev/null; wait \$keeper; save || [ \$code != 0 ] || code=1; exit \$code); echo \$? > ~/sdjax.code"
@@ -112,6 +112,8 @@ tail -n 20 -F --pid=\$(cat ~/sdjax.pid) ~/sdjax.log; exit \$(cat ~/sdjax.code)"
 ended() {
     printf '%s' "group=\$(cat ~/sdjax.pid 2> /dev/null) && kill -TERM -- -\$group 2> /dev/null \
 || { echo 'no program is running here'; exit 0; }; \
-for _ in \$(seq $1); do kill -0 -- -\$group 2> /dev/null || { echo \"the program has ended, with code \$(cat ~/sdjax.code)\"; exit 0; }; \
-sleep 1; done; echo 137 > ~/sdjax.code; kill -KILL -- -\$group; sleep 1; echo 'the program had not ended after $1 seconds, and was killed' >&2"
+for _ in \$(seq $1); do kill -0 -- -\$group 2> /dev/null \
+|| { echo \"the program has ended, with code \$(cat ~/sdjax.code)\"; exit 0; }; sleep 1; done; \
+echo 137 > ~/sdjax.code; kill -KILL -- -\$group; sleep 1; \
+echo 'the program had not ended after $1 seconds, and was killed' >&2"
 }

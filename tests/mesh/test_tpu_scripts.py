@@ -13,14 +13,14 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "tpu"
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
 RUNS = {
-    "create.sh": [["vm"], ["queued"], ["spot"]],
+    "create.sh": [["vm"], ["queued"], ["spot"], ["wait"]],
     "install.sh": [[]],
     "run.sh": [["experiments.decode", "--config", "a b.py"]],
     "resume.sh": [["experiments.decode", "--config", "x.py"]],
     "follow.sh": [[]],
     "stop.sh": [[]],
     "fetch.sh": [[]],
-    "delete.sh": [["vm"], ["queued"]],
+    "delete.sh": [["vm"], ["queued"], ["spot"]],
     "gke.sh": [["cluster"], ["run", "experiments.decode"]],
 }
 
@@ -66,6 +66,7 @@ while [ -e ~/busy ]; do sleep 0.05; done
 """
 GCLOUD = """#!/bin/bash
 case "$1 $2" in
+"compute tpus") [[ $4 == scp ]] && cp "$5" ~/"${6#*:}" ;;
 "storage rsync")
     for folder; do from=$to to=$folder; done
     if grep -sqx "$from" ~/refused; then echo "403: not allowed to read $from" >&2; exit 1; fi
@@ -73,6 +74,18 @@ case "$1 $2" in
 esac
 for word; do [[ $word == --command=* ]] && exec bash -c "${word#--command=}"; done
 exit 0
+"""
+UV = """#!/bin/bash
+case "$*" in
+"-m pip install"*) exit 0 ;;
+"-m uv venv"*) [ ! -e .venv ] || { echo "A virtual environment already exists" >&2; exit 2; } ;;
+*) exec /usr/bin/env python3 "$@" ;;
+esac
+mkdir -p .venv/bin
+echo made >> ~/made
+[ ! -e ~/broken ] || exit 1
+printf '#!/bin/bash\\necho "$*" >> ~/told\\n[ "$3" != install ] || [ ! -e ~/unreached ]\\n' > .venv/bin/python
+chmod +x .venv/bin/python
 """
 XPK = """#!/bin/bash
 echo $$ > ~/container
@@ -171,19 +184,40 @@ def test_a_bucket_that_refuses_is_an_error_that_is_shown(host, refused, runs):
     assert done.returncode == 1 and "403: not allowed" in said and ("experiments.decode" in said) == runs
 
 
+def test_it_is_installed_again_over_what_is_there(host, tmp_path):
+    """Over an environment that was half made, one that lacks packages, and one that is whole, which is kept."""
+    home = host.home
+    (tmp_path / "python3").write_text(UV)
+    (tmp_path / "python3").chmod(0o755)
+    (home / "sdjax" / ".venv" / "bin" / "python").unlink()
+    made = home / "made"
+    for hindrance, code, times in [("broken", 1, 1), ("unreached", 1, 2), ("", 0, 2), ("", 0, 2)]:
+        if hindrance:
+            (home / hindrance).touch()
+        done = host("install.sh")
+        err = done.communicate(timeout=60)[1]
+        assert done.returncode == code and len(made.read_text().split()) == times, err
+        if hindrance:
+            (home / hindrance).unlink()
+    assert (home / "sdjax" / "pyproject.toml").exists() and "etils[epath-gcs]" in (home / "told").read_text()
+
+
 @pytest.fixture
 def clouded(tmp_path):
-    """Runs a script with a gcloud that notes what it is told, says ACTIVE, and fails where its words match."""
-    gcloud, noted = tmp_path / "gcloud", tmp_path / "noted"
+    """Runs a script with a gcloud that notes what it is told, says its states one by one, and fails where its words match."""
+    gcloud, noted, states = (tmp_path / name for name in ("gcloud", "noted", "states"))
     gcloud.write_text(
-        '#!/bin/sh\necho "$*" >> "$NOTED"\n[ -n "$FAILS" ] && echo "$*" | grep -q "$FAILS" && exit 1\necho ACTIVE\n'
+        '#!/bin/sh\necho "$*" >> "$NOTED"\n[ -n "$FAILS" ] && echo "$*" | grep -q "$FAILS" && exit 1\n'
+        'case "$*" in *describe*) head -n 1 "$STATES"; sed -i 1d "$STATES" ;; esac\n'
     )
     gcloud.chmod(0o755)
 
-    def run(script, *words, fails="", **changes):
+    def run(script, *words, fails="", seen=(), **changes):
         noted.write_text("")
+        states.write_text("".join(f"{state}\n" for state in [*seen, "ACTIVE"]))
         path = f"{tmp_path}:{os.environ['PATH']}"
-        environment = os.environ | {"BUCKET": "gs://mine", "PATH": path, "NOTED": str(noted), "FAILS": fails} | changes
+        environment = os.environ | {"BUCKET": "gs://mine", "PATH": path, "NOTED": str(noted), "FAILS": fails}
+        environment |= {"STATES": str(states), "EVERY": "0"} | changes
         done = subprocess.run(["bash", FOLDER / script, *words], env=environment, capture_output=True, text=True, cwd=tmp_path)
         return done, noted.read_text().splitlines()
 
@@ -203,10 +237,25 @@ def test_a_machine_is_asked_for_again_as_it_was(clouded, kind, made, again, fail
     assert "experiments.decode" in noted[-1]
 
 
+@pytest.mark.parametrize("kind", ["queued", "spot"])
+def test_a_machine_that_is_asked_for_is_waited_for(clouded, kind):
+    done, noted = clouded("create.sh", kind, seen=["WAITING_FOR_RESOURCES", "", "PROVISIONING", "PROVISIONING"])
+    assert done.returncode == 0, done.stderr
+    assert "create" in noted[0] and len(noted) == 6 and all("describe" in line for line in noted[1:])
+    assert done.stderr.count("PROVISIONING") == 1
+    for state in ("FAILED", "SUSPENDED"):
+        done, noted = clouded("create.sh", kind, seen=["WAITING_FOR_RESOURCES", state])
+        assert done.returncode == 2 and f"is {state}" in done.stderr and len(noted) == 3
+    done, _ = clouded("create.sh", kind, fails="describe")
+    assert done.returncode == 2 and "cannot be read" in done.stderr
+    done, noted = clouded("resume.sh", "experiments.decode", seen=["FAILED"], KIND=kind)
+    assert done.returncode == 2 and not any("ssh" in line for line in noted)
+
+
 def test_results_of_a_machine_that_is_gone_are_fetched(clouded):
     done, noted = clouded("fetch.sh", fails="tpu-vm ssh")
     assert done.returncode == 0 and "sends nothing" in done.stderr
-    assert any(line.startswith("storage rsync --recursive gs://mine/runs runs") for line in noted)
+    assert any(line.startswith("storage rsync --recursive --exclude=^(models|corpora)/ gs://mine/runs runs") for line in noted)
 
 
 def test_mistakes_are_named():
@@ -217,8 +266,10 @@ def test_mistakes_are_named():
     ]:
         done = dry(script, words)
         assert done.returncode == 2 and said in done.stderr
-    done = dry("run.sh", ["experiments.decode"], BUCKET="here")
-    assert done.returncode == 2 and "BUCKET is 'here'" in done.stderr
+    for bucket in ["here", "gs://mine/", "gs://mine/a b", "gs://mine/$(date)"]:
+        done = dry("run.sh", ["experiments.decode"], BUCKET=bucket)
+        assert done.returncode == 2 and f"BUCKET is '{bucket}'" in done.stderr
+    assert dry("run.sh", ["experiments.decode"], BUCKET="gs://my-own.bucket_1/a/b-c").returncode == 0
 
 
 def test_shellcheck_has_nothing_to_say():
