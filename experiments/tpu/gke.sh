@@ -4,9 +4,9 @@
 #   gke.sh [--dry-run] cluster
 #   gke.sh [--dry-run] run experiments.decode --config configs/decode/smollm2_humaneval.py
 #
-# IMAGE is a container that holds this repository at /sdjax, with sdjax[tpu] installed, and gcloud. WORKLOAD names what runs
-# (default: TPU and the time). Nodes that are taken away are given back by the cluster, and the program goes on: RESTARTS
-# says how often (100).
+# IMAGE is a container that holds this repository at /sdjax, with sdjax[tpu] and etils[epath-gcs] installed, and gcloud.
+# WORKLOAD names what runs (default: TPU and the time). Nodes that are taken away are given back by the cluster, and the
+# program goes on: RESTARTS says how often (100). What it says is for kubectl logs.
 
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
@@ -21,7 +21,7 @@ run)
     [[ $# -gt 0 ]] || fail "say what to run, as in: gke.sh run experiments.decode --config FILE"
     [[ -n $IMAGE ]] || fail "set IMAGE to a container image that holds this repository"
     bucket_is_there
-    printf -v line '%q' "$(on_host /sdjax python "$@")"
+    printf -v line '%q' "$(contained "$(on_host /sdjax python "$@")")"
     call xpk workload create --cluster "$TPU" --workload "$WORKLOAD" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" \
         --max-restarts="$RESTARTS" --docker-image="$IMAGE" --command "bash -c $line"
     ;;

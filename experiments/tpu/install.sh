@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Copies this checkout to every host and installs it there with the pinned versions and libtpu.
+# Copies the commit that is checked out to every host and installs it there with the pinned versions and libtpu. It can be run
+# again, for another commit or where it failed.
 #
 #   install.sh [--dry-run]
 
@@ -11,7 +12,11 @@ PACKED=/tmp/sdjax.tar.gz
 call git -C "$ROOT" archive --format=tar.gz --output="$PACKED" HEAD
 call gcloud compute tpus tpu-vm scp "$PACKED" "$TPU:sdjax.tar.gz" "${PLACE[@]}" --worker=all
 everywhere "mkdir -p ~/sdjax && tar -xzf ~/sdjax.tar.gz -C ~/sdjax"
-# The images' own Python may be older than 3.11, for which the pinned versions are those that were tested ahead of time.
-everywhere "cd ~/sdjax && python3 -m pip install -q --user uv && python3 -m uv venv -q --seed --python 3.11 .venv && .venv/bin/pip install -q --no-deps -r requirements.lock \
-&& .venv/bin/pip install -q -c requirements.lock -e '.[tpu]' 'etils[epath-gcs]'"
-everywhere "cd ~/sdjax && SDJAX_POD=1 .venv/bin/python -c 'from sdjax.mesh.start import join_pod; join_pod(); import jax; print(jax.devices())'"
+# The images' own Python may be older than 3.11, for which the pinned versions are those that were tested ahead of time. An
+# environment that has its pip is kept; what is left of one that was not finished goes.
+everywhere "cd ~/sdjax && { .venv/bin/python -m pip --version > /dev/null 2>&1 || { rm -rf .venv \
+&& python3 -m pip install -q --user uv && python3 -m uv venv -q --seed --python 3.11 .venv; }; } \
+&& .venv/bin/python -m pip install -q --no-deps -r requirements.lock \
+&& .venv/bin/python -m pip install -q -c requirements.lock -e '.[tpu]' 'etils[epath-gcs]'"
+everywhere "cd ~/sdjax && SDJAX_POD=1 .venv/bin/python -c \
+'from sdjax.mesh.start import join_pod; join_pod(); import jax; print(jax.devices())'"

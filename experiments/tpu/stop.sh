@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# Ends the program that run.sh has started, on all hosts. What it had written is sent to the bucket by fetch.sh.
+# Ends the program that run.sh has started, on all hosts. Each is asked by SIGTERM, once: training saves a checkpoint and
+# leaves with code 75. What was written goes to the bucket, and stop.sh waits for that. It kills what is not gone after
+# PATIENCE seconds (120).
 #
 #   stop.sh [--dry-run]
 
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 
-everywhere "kill -- -\$(cat ~/sdjax.pid)"
+PATIENCE=${PATIENCE:-120}
+[[ $PATIENCE =~ ^[0-9]+$ ]] || fail "PATIENCE is '$PATIENCE'; it is a number of seconds"
+everywhere "$(ended "$PATIENCE")"

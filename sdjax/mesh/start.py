@@ -6,6 +6,7 @@ JAX_NUM_PROCESSES, JAX_PROCESS_ID); with SDJAX_POD=1 the machine's own metadata 
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 import jax
 
@@ -20,9 +21,17 @@ def join_pod(environment: Mapping[str, str] = os.environ) -> None:
         raise ValueError(f"{', '.join(given)} say that this is one of several processes, but {lacking} are missing")
     if given:
         address, processes, own = NAMED
+        leave_sigterm_alone()
         jax.distributed.initialize(environment[address], whole(environment, processes), whole(environment, own))
     elif environment.get("SDJAX_POD") == "1":
+        leave_sigterm_alone()
         jax.distributed.initialize()
+
+
+def leave_sigterm_alone() -> None:
+    """Has JAX install no handler of its own, which would let a process that is asked to leave live on."""
+    with suppress(AttributeError):  # an option that a later JAX may do without
+        jax.config.update("jax_enable_preemption_service", False)
 
 
 def whole(environment: Mapping[str, str], name: str) -> int:

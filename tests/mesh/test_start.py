@@ -1,11 +1,13 @@
 """Processes that find each other, and the one that speaks."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from sdjax.mesh.start import NAMED, join_pod, speaks
@@ -34,6 +36,29 @@ def test_half_a_name_is_refused():
         join_pod({"JAX_COORDINATOR_ADDRESS": "localhost:1"})
     with pytest.raises(ValueError, match="JAX_PROCESS_ID is 'first'"):
         join_pod(dict(zip(NAMED, ("localhost:1", "2", "first"), strict=True)))
+
+
+def test_sigterm_ends_a_process_that_has_joined():
+    """JAX's own notifier would catch it, and the process would go on."""
+    leaves = "import os, signal, time; from sdjax.mesh.start import join_pod; join_pod(); os.kill(os.getpid(), signal.SIGTERM)"
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"} | dict(zip(NAMED, (address, "1", "0"), strict=True))
+    command = [sys.executable, "-c", f"{leaves}; time.sleep(10)"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+
+
+def test_a_jax_that_has_no_such_notifier_is_joined_all_the_same(monkeypatch):
+    def unknown(name, value):
+        raise AttributeError(f"Unrecognized config option: {name}")
+
+    joined = []
+    monkeypatch.setattr(jax.config, "update", unknown)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *words: joined.append(words))
+    join_pod({"SDJAX_POD": "1"})
+    assert joined == [()]
 
 
 def test_two_processes_on_loopback_meet_and_one_speaks():

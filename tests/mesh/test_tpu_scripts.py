@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,14 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "tpu"
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
 RUNS = {
-    "create.sh": [["vm"], ["queued"], ["spot"]],
+    "create.sh": [["vm"], ["queued"], ["spot"], ["wait"]],
     "install.sh": [[]],
     "run.sh": [["experiments.decode", "--config", "a b.py"]],
     "resume.sh": [["experiments.decode", "--config", "x.py"]],
     "follow.sh": [[]],
     "stop.sh": [[]],
     "fetch.sh": [[]],
-    "delete.sh": [["vm"], ["queued"]],
+    "delete.sh": [["vm"], ["queued"], ["spot"]],
     "gke.sh": [["cluster"], ["run", "experiments.decode"]],
 }
 
@@ -48,33 +50,71 @@ def test_what_runs_on_a_host_keeps_its_words():
     """Quoted once for the host's shell, and once for the line that is printed."""
     line = dry("run.sh", RUNS["run.sh"][0]).stdout.splitlines()[-1]
     echo = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True).stdout
-    within = echo[echo.index("nohup bash -c ") :].split(" > /dev/null")[0]
+    within = echo[echo.index("nohup bash -c ") :].split(" >> ~/sdjax.log")[0]
     again = subprocess.run(["bash", "-c", f"printf '%s\\n' {within}"], capture_output=True, text=True).stdout
     assert r"-m experiments.decode --config a\ b.py" in again
 
 
+PYTHON = """#!/bin/bash
+case $4 in
+saves) trap 'echo saving; sleep 0.3; echo step 7 > ~/sdjax/runs/checkpoint; exit 75' TERM ;;
+stubborn) trap '' TERM ;;
+esac
+echo "$SDJAX_POD runs $*"
+while [ -e ~/busy ]; do sleep 0.05; done
+[ "$4" != wrong ]
+"""
+GCLOUD = """#!/bin/bash
+case "$1 $2" in
+"compute tpus") [[ $4 == scp ]] && cp "$5" ~/"${6#*:}" ;;
+"storage rsync")
+    for folder; do from=$to to=$folder; done
+    if grep -sqx "$from" ~/refused; then echo "403: not allowed to read $from" >&2; exit 1; fi
+    if [[ $to == gs://* ]]; then mkdir -p ~/bucket; cp -r "$from/." ~/bucket; fi ;;
+esac
+for word; do [[ $word == --command=* ]] && exec bash -c "${word#--command=}"; done
+exit 0
+"""
+UV = """#!/bin/bash
+case "$*" in
+"-m pip install"*) exit 0 ;;
+"-m uv venv"*) [ ! -e .venv ] || { echo "A virtual environment already exists" >&2; exit 2; } ;;
+*) exec /usr/bin/env python3 "$@" ;;
+esac
+mkdir -p .venv/bin
+echo made >> ~/made
+[ ! -e ~/broken ] || exit 1
+printf '#!/bin/bash\\necho "$*" >> ~/told\\n[ "$3" != install ] || [ ! -e ~/unreached ]\\n' > .venv/bin/python
+chmod +x .venv/bin/python
+"""
+XPK = """#!/bin/bash
+echo $$ > ~/container
+while [[ $1 != --command ]]; do shift; done
+eval "exec $(sed "s: /sdjax: $HOME/sdjax:" <<< "$2")"
+"""
+
+
 @pytest.fixture
 def host(tmp_path):
-    """Runs a script against one host: this machine, with a home and a Python of its own that says its words and waits."""
+    """Runs a script against one host: this machine, with a home, a bucket and a Python of its own that says its words, waits,
+    and does what its case is. The same serves as a container on GKE."""
     home = tmp_path / "home"
     (home / "sdjax" / ".venv" / "bin").mkdir(parents=True)
     python = home / "sdjax" / ".venv" / "bin" / "python"
-    python.write_text('#!/bin/sh\necho "$SDJAX_POD runs $*"\nwhile [ -e ~/busy ]; do sleep 0.05; done\n[ "$4" != wrong ]\n')
-    gcloud = tmp_path / "gcloud"
-    gcloud.write_text(
-        '#!/bin/bash\nfor word; do [[ $word == --command=* ]] && exec bash -c "${word#--command=}"; done\nexit 0\n'
-    )
-    for path in (python, gcloud):
+    for path, text in [(python, PYTHON), (tmp_path / "python", PYTHON), (tmp_path / "gcloud", GCLOUD), (tmp_path / "xpk", XPK)]:
+        path.write_text(text)
         path.chmod(0o755)
 
-    def begun(script, *words):
-        environment = os.environ | {"BUCKET": "gs://mine", "HOME": str(home), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    def begun(script, *words, **changes):
+        environment = os.environ | {"BUCKET": "gs://mine", "IMAGE": "image", "HOME": str(home)}
+        environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | changes
         command = ["bash", FOLDER / script, *words]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     begun.home = home
     yield begun
-    subprocess.run(["bash", "-c", f"kill -- -$(cat {home}/sdjax.pid)"], capture_output=True)
+    (home / "busy").unlink(missing_ok=True)
+    subprocess.run(["bash", "-c", f"kill -KILL -- -$(cat {home}/sdjax.pid)"], capture_output=True)
 
 
 def test_a_program_is_shown_to_its_end_and_its_failure_is_the_scripts(host):
@@ -97,29 +137,87 @@ def test_a_program_goes_on_where_the_connection_breaks(host):
     assert follower.wait(timeout=60) == 0 and (host.home / "sdjax.code").read_text() == "0\n"
 
 
-def test_a_program_can_be_ended(host):
+@pytest.mark.parametrize("case, code, said", [("", 143, ""), ("saves", 75, "saving\n"), ("stubborn", 137, "")])
+def test_a_program_is_ended_and_nothing_of_it_stays(host, case, code, said):
+    """Its own way of leaving is waited for, what it has written then is sent, and what does not leave is killed."""
     (host.home / "busy").touch()
-    program = host("run.sh", "experiments.decode")
+    program = host("run.sh", "experiments.train", "--case", case)
     assert "runs" in program.stdout.readline()
-    assert host("stop.sh").wait(timeout=60) == 0
-    assert program.wait(timeout=60) != 0
+    stop = host("stop.sh", PATIENCE="2" if case == "stubborn" else "60")
+    out, err = stop.communicate(timeout=60)
+    assert stop.returncode == 0 and (("was killed" in err) if case == "stubborn" else (f"with code {code}" in out)), (out, err)
+    assert said in program.communicate(timeout=60)[0] and program.returncode == code
+    assert (host.home / "bucket" / "checkpoint").exists() == (case == "saves")
+    for _ in range(600):  # a container's first process may take its time to note what has ended
+        if subprocess.run(["bash", "-c", f"kill -0 -- -$(cat {host.home}/sdjax.pid)"], capture_output=True).returncode:
+            break
+        time.sleep(0.1)
+    assert "no program is running" in host("stop.sh").communicate(timeout=60)[0]
     (host.home / "busy").unlink()
     assert host("run.sh", "experiments.decode").wait(timeout=60) == 0
 
 
+def test_a_program_that_outlives_its_shell_is_still_the_one_that_runs(host):
+    (host.home / "busy").touch()
+    first = host("run.sh", "experiments.decode")
+    assert "runs" in first.stdout.readline()
+    os.kill(int((host.home / "sdjax.pid").read_text()), signal.SIGKILL)
+    assert first.wait(timeout=60) != 0
+    second = host("run.sh", "experiments.decode")
+    assert "stop.sh ends it" in second.communicate(timeout=60)[1] and second.returncode == 1
+    assert host("stop.sh").wait(timeout=60) == 0
+
+
+def test_on_gke_the_programs_shell_alone_is_asked_and_hands_it_on(host):
+    (host.home / "busy").touch()
+    container = host("gke.sh", "run", "experiments.train", "--case", "saves")
+    assert "runs" in container.stdout.readline()
+    os.kill(int((host.home / "container").read_text()), signal.SIGTERM)
+    assert "saving" in container.communicate(timeout=60)[0] and container.returncode == 75
+    assert (host.home / "bucket" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("refused, runs", [("gs://mine/runs", False), ("runs", True)])
+def test_a_bucket_that_refuses_is_an_error_that_is_shown(host, refused, runs):
+    (host.home / "refused").write_text(refused)
+    said, _ = (done := host("run.sh", "experiments.decode")).communicate(timeout=60)
+    assert done.returncode == 1 and "403: not allowed" in said and ("experiments.decode" in said) == runs
+
+
+def test_it_is_installed_again_over_what_is_there(host, tmp_path):
+    """Over an environment that was half made, one that lacks packages, and one that is whole, which is kept."""
+    home = host.home
+    (tmp_path / "python3").write_text(UV)
+    (tmp_path / "python3").chmod(0o755)
+    (home / "sdjax" / ".venv" / "bin" / "python").unlink()
+    made = home / "made"
+    for hindrance, code, times in [("broken", 1, 1), ("unreached", 1, 2), ("", 0, 2), ("", 0, 2)]:
+        if hindrance:
+            (home / hindrance).touch()
+        done = host("install.sh")
+        err = done.communicate(timeout=60)[1]
+        assert done.returncode == code and len(made.read_text().split()) == times, err
+        if hindrance:
+            (home / hindrance).unlink()
+    assert (home / "sdjax" / "pyproject.toml").exists() and "etils[epath-gcs]" in (home / "told").read_text()
+
+
 @pytest.fixture
 def clouded(tmp_path):
-    """Runs a script with a gcloud that notes what it is told, says ACTIVE, and fails where its words match."""
-    gcloud, noted = tmp_path / "gcloud", tmp_path / "noted"
+    """Runs a script with a gcloud that notes what it is told, says its states one by one, and fails where its words match."""
+    gcloud, noted, states = (tmp_path / name for name in ("gcloud", "noted", "states"))
     gcloud.write_text(
-        '#!/bin/sh\necho "$*" >> "$NOTED"\n[ -n "$FAILS" ] && echo "$*" | grep -q "$FAILS" && exit 1\necho ACTIVE\n'
+        '#!/bin/sh\necho "$*" >> "$NOTED"\n[ -n "$FAILS" ] && echo "$*" | grep -q "$FAILS" && exit 1\n'
+        'case "$*" in *describe*) head -n 1 "$STATES"; sed -i 1d "$STATES" ;; esac\n'
     )
     gcloud.chmod(0o755)
 
-    def run(script, *words, fails="", **changes):
+    def run(script, *words, fails="", seen=(), **changes):
         noted.write_text("")
+        states.write_text("".join(f"{state}\n" for state in [*seen, "ACTIVE"]))
         path = f"{tmp_path}:{os.environ['PATH']}"
-        environment = os.environ | {"BUCKET": "gs://mine", "PATH": path, "NOTED": str(noted), "FAILS": fails} | changes
+        environment = os.environ | {"BUCKET": "gs://mine", "PATH": path, "NOTED": str(noted), "FAILS": fails}
+        environment |= {"STATES": str(states), "EVERY": "0"} | changes
         done = subprocess.run(["bash", FOLDER / script, *words], env=environment, capture_output=True, text=True, cwd=tmp_path)
         return done, noted.read_text().splitlines()
 
@@ -139,10 +237,25 @@ def test_a_machine_is_asked_for_again_as_it_was(clouded, kind, made, again, fail
     assert "experiments.decode" in noted[-1]
 
 
+@pytest.mark.parametrize("kind", ["queued", "spot"])
+def test_a_machine_that_is_asked_for_is_waited_for(clouded, kind):
+    done, noted = clouded("create.sh", kind, seen=["WAITING_FOR_RESOURCES", "", "PROVISIONING", "PROVISIONING"])
+    assert done.returncode == 0, done.stderr
+    assert "create" in noted[0] and len(noted) == 6 and all("describe" in line for line in noted[1:])
+    assert done.stderr.count("PROVISIONING") == 1
+    for state in ("FAILED", "SUSPENDED"):
+        done, noted = clouded("create.sh", kind, seen=["WAITING_FOR_RESOURCES", state])
+        assert done.returncode == 2 and f"is {state}" in done.stderr and len(noted) == 3
+    done, _ = clouded("create.sh", kind, fails="describe")
+    assert done.returncode == 2 and "cannot be read" in done.stderr
+    done, noted = clouded("resume.sh", "experiments.decode", seen=["FAILED"], KIND=kind)
+    assert done.returncode == 2 and not any("ssh" in line for line in noted)
+
+
 def test_results_of_a_machine_that_is_gone_are_fetched(clouded):
     done, noted = clouded("fetch.sh", fails="tpu-vm ssh")
     assert done.returncode == 0 and "sends nothing" in done.stderr
-    assert any(line.startswith("storage rsync --recursive gs://mine/runs runs") for line in noted)
+    assert any(line.startswith("storage rsync --recursive --exclude=^(models|corpora)/ gs://mine/runs runs") for line in noted)
 
 
 def test_mistakes_are_named():
@@ -153,8 +266,10 @@ def test_mistakes_are_named():
     ]:
         done = dry(script, words)
         assert done.returncode == 2 and said in done.stderr
-    done = dry("run.sh", ["experiments.decode"], BUCKET="here")
-    assert done.returncode == 2 and "BUCKET is 'here'" in done.stderr
+    for bucket in ["here", "gs://mine/", "gs://mine/a b", "gs://mine/$(date)"]:
+        done = dry("run.sh", ["experiments.decode"], BUCKET=bucket)
+        assert done.returncode == 2 and f"BUCKET is '{bucket}'" in done.stderr
+    assert dry("run.sh", ["experiments.decode"], BUCKET="gs://my-own.bucket_1/a/b-c").returncode == 0
 
 
 def test_shellcheck_has_nothing_to_say():
