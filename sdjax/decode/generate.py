@@ -83,7 +83,7 @@ def generate(
         grown = jax.eval_shape(partial(with_rows, rows=next_rows(loop, lengths, state)), state)
         run.eval_shape(loop, params, grown, jnp.int32(max_rounds))
         begin = time.perf_counter()
-        state = jax.block_until_ready(prefill(loop, params, state, lengths))
+        state = jax.block_until_ready(prefill(loop, params, state, lengths, layout=layout))
         prefill_seconds, decode_seconds = time.perf_counter() - begin, 0.0
         while not np.all(on_host(state.done)):
             begin = time.perf_counter()

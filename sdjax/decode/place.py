@@ -1,7 +1,6 @@
 """Decoding on a mesh: where the weights and the state of a loop live.
 
-`run` and `prefill` follow the shardings of what they are given, and the loop's carry keeps them: nothing else is said to
-the compiler.
+`run` and `prefill` follow the shardings of what they are given, and the loop's carry keeps them; prefill is told so.
 """
 
 import jax
@@ -21,6 +20,11 @@ def state_shardings(layout: Layout, loop: Loop, state: State) -> State:
     """Those of the loop's carry; `state` may be abstract."""
     own = layout.for_drafter(loop.drafter.specs(loop.target), loop.target.specs())
     return layout.state(state).replace(drafter=own.state(state.drafter))
+
+
+def kept_in_place(layout: Layout | None, loop: Loop, state: State) -> State:
+    """Inside of a program: the state where `state_shardings` has it, which the compiler need not think best."""
+    return state if layout is None else jax.lax.with_sharding_constraint(state, state_shardings(layout, loop, state))
 
 
 def empty_state(layout: Layout | None, loop: Loop, batch: int, capacity: int, rows: int, max_steps: int) -> State:

@@ -72,7 +72,7 @@ def warm_up(arm: Arm, shapes: Shapes) -> None:
     with within(arm.layout):
         for first in sorted(shapes.prefill_rows):
             state, lengths = start(arm.loop, prompts, shapes.max_new, None, shapes.capacity, arm.layout, first)
-            state = prefill(arm.loop, arm.params, state, lengths)
+            state = prefill(arm.loop, arm.params, state, lengths, layout=arm.layout)
             jax.block_until_ready([with_rows(state, rows) for rows in shapes.run_rows])
         for rows in sorted(shapes.run_rows):
             state = run(arm.loop, arm.params, with_rows(state, rows), jnp.int32(1))
@@ -179,7 +179,7 @@ def prefilled(arm: Arm, prompts: Sequence[Sequence[int]], capacity: int, max_new
     """The state behind the prompts, with the cache rows that decoding would take."""
     rows = rows_at_first(arm.loop, max(map(len, prompts)), capacity)
     state, lengths = start(arm.loop, prompts, max_new, None, capacity, arm.layout, rows)
-    state = prefill(arm.loop, arm.params, state, lengths)
+    state = prefill(arm.loop, arm.params, state, lengths, layout=arm.layout)
     state = state.replace(done=state.done & False)
     return with_rows(state, next_rows(arm.loop, state.p, state))
 
