@@ -1,6 +1,6 @@
 """Decoding on a mesh: where the weights and the state of a loop live.
 
-`run` and `prefill` follow the shardings of what they are given, and the loop's carry keeps them; prefill is told so.
+`run` and `prefill` follow the shardings of what they are given, and the loop's carry keeps them; at its end prefill is told so.
 """
 
 import jax
@@ -22,7 +22,7 @@ def state_shardings(layout: Layout, loop: Loop, state: State) -> State:
     return layout.state(state).replace(drafter=own.state(state.drafter))
 
 
-def kept_in_place(layout: Layout | None, loop: Loop, state: State) -> State:
+def put_back(layout: Layout | None, loop: Loop, state: State) -> State:
     """Inside of a program: the state where `state_shardings` has it, which the compiler need not think best."""
     return state if layout is None else jax.lax.with_sharding_constraint(state, state_shardings(layout, loop, state))
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 from sdjax.core.cache import commit
 from sdjax.core.sampling import target_choice
 from sdjax.core.types import Committed, rows
-from sdjax.decode.place import kept_in_place
+from sdjax.decode.place import put_back
 from sdjax.decode.state import Loop, Params, State
 from sdjax.decode.step import write
 from sdjax.mesh.layout import Layout
@@ -22,17 +22,16 @@ def prefill(loop: Loop, params: Params, state: State, lengths: Int[Array, " B"],
     """Commits the prompts state.tokens[b, :lengths[b]] and puts the first new token behind each as its anchor.
 
     As many chunks run as the longest prompt needs: one compiled program serves every prompt length. The state is donated, and
-    with a `layout` it stays where that has put it: a chunk of many tokens might suit another place better.
+    with a `layout` it ends where that has put it: chunks of many tokens may suit another place better.
     """
     chunks = -(-jnp.max(lengths) // loop.chunk)
-
-    def next_chunk(carry: tuple[Array, State]) -> tuple[Array, State]:
-        state = prefill_chunk(loop, params, carry[1], lengths, carry[0] * loop.chunk)
-        return carry[0] + 1, kept_in_place(layout, loop, state)
-
-    _, state = lax.while_loop(lambda carry: carry[0] < chunks, next_chunk, (jnp.int32(0), state))
+    _, state = lax.while_loop(
+        lambda carry: carry[0] < chunks,
+        lambda carry: (carry[0] + 1, prefill_chunk(loop, params, carry[1], lengths, carry[0] * loop.chunk)),
+        (jnp.int32(0), state),
+    )
     anchor = rows(state.tokens, lengths[:, None])[:, 0]
-    return state.replace(done=loop.is_stop(anchor) | (state.last <= state.p))
+    return put_back(layout, loop, state.replace(done=loop.is_stop(anchor) | (state.last <= state.p)))
 
 
 def prefill_chunk(loop: Loop, params: Params, state: State, lengths: Int[Array, " B"], start: Int[Array, ""]) -> State:
