@@ -150,7 +150,7 @@ def step_cells(found: dict[str, Any]) -> list[str]:
 
 def memory(found: dict[str, Any]) -> list[str]:
     """What a program needs of a chip, and whether there is as much."""
-    totals = [part["memory"]["total"] for part in (found, found.get("prefill")) if part]
+    totals = [found["memory"]["total"], *([found["prefill"]["total"]] if "prefill" in found else [])]
     most, hbm = max(totals), found["hbm"]
     fits = f"{1 - most / hbm:.0%} free" if "flops" in found else f"no: {(most - hbm) / GIB:.1f} GiB too much"
     return [f"{' / '.join(f'{total / GIB:.1f}' for total in totals)} of {hbm / GIB:.0f} GiB", fits]

@@ -15,7 +15,7 @@ from sdjax.core.cache import with_rows
 from sdjax.core.metrics import Steps
 from sdjax.core.spec import check_params
 from sdjax.core.types import Records
-from sdjax.decode.place import empty_state, state_shardings
+from sdjax.decode.place import empty_state, put_back, state_shardings
 from sdjax.decode.prefill import prefill
 from sdjax.decode.state import Loop, Params, State, as_integer
 from sdjax.decode.step import step
@@ -83,7 +83,7 @@ def generate(
         grown = jax.eval_shape(partial(with_rows, rows=next_rows(loop, lengths, state)), state)
         run.eval_shape(loop, params, grown, jnp.int32(max_rounds))
         begin = time.perf_counter()
-        state = jax.block_until_ready(prefill(loop, params, state, lengths, layout=layout))
+        state = jax.block_until_ready(put_back(layout, loop, prefill(loop, params, state, lengths)))
         prefill_seconds, decode_seconds = time.perf_counter() - begin, 0.0
         while not np.all(on_host(state.done)):
             begin = time.perf_counter()

@@ -1,6 +1,7 @@
 """Decoding on a mesh: where the weights and the state of a loop live.
 
-`run` and `prefill` follow the shardings of what they are given, and the loop's carry keeps them; at its end prefill is told so.
+`run` and `prefill` follow the shardings of what they are given, and the loop's carry keeps them; what prefill does not keep
+is put back behind it.
 """
 
 import jax
@@ -8,6 +9,7 @@ import jax
 from sdjax.core.cache import with_rows
 from sdjax.decode.state import Loop, Params, State
 from sdjax.mesh.layout import Layout
+from sdjax.mesh.place import lay_out
 
 
 def params_shardings(layout: Layout, loop: Loop) -> Params:
@@ -23,8 +25,8 @@ def state_shardings(layout: Layout, loop: Loop, state: State) -> State:
 
 
 def put_back(layout: Layout | None, loop: Loop, state: State) -> State:
-    """Inside of a program: the state where `state_shardings` has it, which the compiler need not think best."""
-    return state if layout is None else jax.lax.with_sharding_constraint(state, state_shardings(layout, loop, state))
+    """The state where `state_shardings` has it: prefill's chunks of many tokens may leave a drafter's cache elsewhere."""
+    return state if layout is None else lay_out(state, state_shardings(layout, loop, state))
 
 
 def empty_state(layout: Layout | None, loop: Loop, batch: int, capacity: int, rows: int, max_steps: int) -> State:

@@ -10,19 +10,16 @@ from jaxtyping import Array, Int
 from sdjax.core.cache import commit
 from sdjax.core.sampling import target_choice
 from sdjax.core.types import Committed, rows
-from sdjax.decode.place import put_back
 from sdjax.decode.state import Loop, Params, State
 from sdjax.decode.step import write
-from sdjax.mesh.layout import Layout
 from sdjax.targets.decoder import causal_mask
 
 
-@partial(jax.jit, static_argnames=("loop", "layout"), donate_argnames="state")
-def prefill(loop: Loop, params: Params, state: State, lengths: Int[Array, " B"], layout: Layout | None = None) -> State:
+@partial(jax.jit, static_argnames="loop", donate_argnames="state")
+def prefill(loop: Loop, params: Params, state: State, lengths: Int[Array, " B"]) -> State:
     """Commits the prompts state.tokens[b, :lengths[b]] and puts the first new token behind each as its anchor.
 
-    As many chunks run as the longest prompt needs: one compiled program serves every prompt length. The state is donated, and
-    with a `layout` it ends where that has put it: chunks of many tokens may suit another place better.
+    As many chunks run as the longest prompt needs: one compiled program serves every prompt length. The state is donated.
     """
     chunks = -(-jnp.max(lengths) // loop.chunk)
     _, state = lax.while_loop(
@@ -31,7 +28,7 @@ def prefill(loop: Loop, params: Params, state: State, lengths: Int[Array, " B"],
         (jnp.int32(0), state),
     )
     anchor = rows(state.tokens, lengths[:, None])[:, 0]
-    return put_back(layout, loop, state.replace(done=loop.is_stop(anchor) | (state.last <= state.p)))
+    return state.replace(done=loop.is_stop(anchor) | (state.last <= state.p))
 
 
 def prefill_chunk(loop: Loop, params: Params, state: State, lengths: Int[Array, " B"], start: Int[Array, ""]) -> State:

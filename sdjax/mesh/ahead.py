@@ -75,13 +75,13 @@ def abstract(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
 
 
-def compile_ahead(function: Any, *arguments: Any, loop: bool = False, **static: Any) -> Compiled:
+def compile_ahead(function: Any, *arguments: Any, loop: bool = False) -> Compiled:
     """Lowers and compiles a jitted function for the devices that its abstract arguments are placed on.
 
     With `loop`, what is read of the program is the body of its loop. FLOPs and bytes count a loop's body once, too.
     """
     begin = time.perf_counter()
-    lowered = function.lower(*arguments, **static)
+    lowered = function.lower(*arguments)
     lower_seconds, begin = time.perf_counter() - begin, time.perf_counter()
     try:
         compiled = lowered.compile()

@@ -89,7 +89,7 @@ def next_logits(baseline: Arm, context: Sequence[int]) -> Float[Array, " V"]:
     capacity = round_up(bucket(len(context) + 1), baseline.loop.chunk)
     with within(baseline.layout):
         state, lengths = start(baseline.loop, [context[:-1]], 1, None, capacity, baseline.layout)
-        state = prefill(baseline.loop, baseline.params, state, lengths, layout=baseline.layout)
+        state = prefill(baseline.loop, baseline.params, state, lengths)
         return on_host(run_alone(baseline.loop.target, baseline.params.target, state, jnp.int32([[context[-1]]])))
 
 

@@ -90,7 +90,7 @@ def compile_prefill(placed: Placed) -> Compiled:
     """The other program of `generate`: prompts in chunks; what is read of it is one chunk."""
     lengths = jax.ShapeDtypeStruct(placed.state.p.shape, jnp.int32)
     with within(placed.layout):
-        return compile_ahead(prefill, placed.loop, placed.params, placed.state, lengths, layout=placed.layout, loop=True)
+        return compile_ahead(prefill, placed.loop, placed.params, placed.state, lengths, loop=True)
 
 
 def report(case: Case, placed: Placed, compiled: Compiled) -> dict[str, Any]:

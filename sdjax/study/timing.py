@@ -16,6 +16,7 @@ from sdjax.core.cache import with_rows
 from sdjax.core.types import Draft
 from sdjax.decode import pack
 from sdjax.decode.generate import LEAST_ROWS, bucket, next_rows, overhang, prefill, rows_at_first, run, start
+from sdjax.decode.place import put_back
 from sdjax.decode.probes import append_probes, split_probes
 from sdjax.decode.state import Loop, Params, State
 from sdjax.decode.step import schedule
@@ -72,7 +73,7 @@ def warm_up(arm: Arm, shapes: Shapes) -> None:
     with within(arm.layout):
         for first in sorted(shapes.prefill_rows):
             state, lengths = start(arm.loop, prompts, shapes.max_new, None, shapes.capacity, arm.layout, first)
-            state = prefill(arm.loop, arm.params, state, lengths, layout=arm.layout)
+            state = put_back(arm.layout, arm.loop, prefill(arm.loop, arm.params, state, lengths))
             jax.block_until_ready([with_rows(state, rows) for rows in shapes.run_rows])
         for rows in sorted(shapes.run_rows):
             state = run(arm.loop, arm.params, with_rows(state, rows), jnp.int32(1))
@@ -179,7 +180,7 @@ def prefilled(arm: Arm, prompts: Sequence[Sequence[int]], capacity: int, max_new
     """The state behind the prompts, with the cache rows that decoding would take."""
     rows = rows_at_first(arm.loop, max(map(len, prompts)), capacity)
     state, lengths = start(arm.loop, prompts, max_new, None, capacity, arm.layout, rows)
-    state = prefill(arm.loop, arm.params, state, lengths, layout=arm.layout)
+    state = put_back(arm.layout, arm.loop, prefill(arm.loop, arm.params, state, lengths))
     state = state.replace(done=state.done & False)
     return with_rows(state, next_rows(arm.loop, state.p, state))
 
