@@ -8,6 +8,8 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from sdjax.core.whole import whole_heads
+
 
 @struct.dataclass
 class KV:
@@ -79,7 +81,7 @@ def append_rows(kept: KV, new: KV, path: Int[Array, "B A"], start: Int[Array, " 
 
     def put(kept: Array, new: Array) -> Array:
         rows = jax.vmap(lambda new, path: jnp.take(new, path, axis=1))(new, path).astype(kept.dtype)
-        return lax.platform_dependent(kept, rows, start, count, cpu=overwrite, default=scatter)
+        return lax.platform_dependent(kept, whole_heads(rows), start, count, cpu=overwrite, default=scatter)
 
     return KV(put(kept.k, new.k), put(kept.v, new.v))
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
 
 
 def whole(tree: Any) -> Any:
@@ -16,3 +17,12 @@ def whole(tree: Any) -> Any:
         return tree
     spec = lambda x: PartitionSpec(PartitionSpec.UNCONSTRAINED, *(None,) * (x.ndim - 1)) if x.ndim else PartitionSpec()
     return jax.lax.with_sharding_constraint(tree, jax.tree.map(spec, tree))
+
+
+def whole_heads(rows: Float[Array, "B G A K"]) -> Float[Array, "B G A K"]:
+    """Rows for a cache that is whole in every group, for its heads do not divide over `model`: else as they are.
+
+    Were they split, XLA would write them into parts of the cache and gather it.
+    """
+    ways = jax.sharding.get_abstract_mesh().shape.get("model", 1)
+    return rows if rows.shape[1] % ways == 0 else whole(rows)

@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from sdjax.core.whole import whole
-from sdjax.mesh.layout import Layout, make_mesh, within
+from sdjax.core.whole import whole, whole_heads
+from sdjax.mesh.layout import MESH_AXES, Layout, make_mesh, within
 
 TREE = {"tokens": jnp.arange(6).reshape(2, 3), "length": jnp.arange(2), "count": jnp.int32(3)}
 
@@ -23,3 +23,12 @@ def test_on_a_mesh_only_sequences_may_be_split():
     free = PartitionSpec.UNCONSTRAINED
     assert specs == {0: PartitionSpec(), 1: PartitionSpec(free), 2: PartitionSpec(free, None)}
     assert slope.tolist() == [[0, 1]] * 3
+
+
+def test_rows_are_whole_where_their_caches_heads_do_not_divide():
+    said = {}
+    for ways in (4, 16):
+        mesh = AbstractMesh((1, 1, ways), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+        with jax.sharding.use_abstract_mesh(mesh):
+            said[ways] = [eqn.primitive.name for eqn in jax.make_jaxpr(whole_heads)(jnp.zeros((2, 8, 3, 4))).eqns]
+    assert said == {4: [], 16: ["sharding_constraint"]}
