@@ -76,8 +76,9 @@ Microseconds for one kv head, four query heads and one sequence (`experiments.ao
 default; JAX's `dot_product_attention` for cache and staged rows, merged by log-sum-exp; the kernel of `core.flash` for the
 committed part, by its final schedule; and reading the cache's rows once, which none can beat. For one token XLA is near that
 bound where the cache is long (a short one costs little anyhow), and JAX's own form is nowhere much faster than the default: no
-switch for either. Wide passes are bound by the softmax of their scores; there `--target.flash` (`Decoder(flash=True)`) takes the kernel, on chips that hold one kv head each
-(with more, XLA lays caches out otherwise, and would turn them around in each step).
+switch for either. Wide passes are bound by the softmax of their scores; there `--target.flash` (`Decoder(flash=True)`) takes
+the kernel, on chips that hold one kv head each (with more, XLA lays caches out otherwise, and would turn them around in each
+step).
 """
 ATTENTION_COLUMNS = ("chip", "tokens", "cache rows", "default", "JAX's own", "kernel", "reading the cache")
 
