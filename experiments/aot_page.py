@@ -23,8 +23,10 @@ expects of its instructions, a draft's loops as often as they run, without trans
 run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to
 keep what `sdjax.study.promises` says: no parameter, cache or array of the vocabulary's size moves between chips, no cache is
 copied, the state is updated in place, the target's pass has at most two exchanges a layer and four more, and where a case
-fits, a tenth of the memory is free. "Written back" are caches of few rows that the compiler brings into the core's memory to
-be read, changes there, and writes to HBM whole beside other work: at most a fifth of what a step reads.
+fits, a tenth of the memory is free. Prefill keeps to the same, but for its exchanges, which are not counted, and a drafter's
+small state, which is put back where it leaves it elsewhere. "Written back" are caches of few rows that the compiler brings
+into the core's memory to be read, changes there, and writes to HBM whole beside other work: at most a fifth of what a step
+reads.
 """
 COLUMNS = (
     "target",

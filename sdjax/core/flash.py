@@ -21,10 +21,10 @@ from jaxtyping import Array, Bool, Float, Int
 from sdjax.core.attention import NEVER, attend, every_head, fold_heads, unfold_heads
 from sdjax.core.cache import KV
 from sdjax.core.linear import einsum_f32
+from sdjax.core.whole import SPLIT, ways
 
 BLOCK = 512  # cache rows of one step
 FEWEST, MOST = 32, 1024  # queries of a kv head: with fewer, reading the cache is what takes the time; more do not fit the core
-SPLIT = ("data", "fsdp"), ("model",)  # the mesh axes of sequences and of kv heads, as sdjax.mesh.layout has them
 Part = tuple[Float[Array, "B G n K"], Float[Array, "B G n 1"]]  # a softmax's mean of values, and its log-sum-exp
 
 
@@ -35,12 +35,6 @@ def pays(t: int, heads: int, cache: KV) -> bool:
     """
     queries, (groups, rows) = t * heads // cache.k.shape[1], cache.k.shape[1:3]
     return FEWEST <= queries <= MOST and rows % BLOCK == 0 and groups == math.prod(ways(SPLIT[1]))
-
-
-def ways(axes: tuple[str, ...]) -> list[int]:
-    """In how many parts each of these axes of the mesh that is set splits."""
-    shape = jax.sharding.get_abstract_mesh().shape
-    return [shape.get(axis, 1) for axis in axes]
 
 
 def attend_wide(

@@ -1,10 +1,19 @@
 """What every chip of a group has whole: on a mesh, a word to the compiler against splits that are not worth their exchanges."""
 
+import math
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
+
+SPLIT = ("data", "fsdp"), ("model",)  # the mesh axes of sequences and of kv heads, as sdjax.mesh.layout has them
+
+
+def ways(axes: tuple[str, ...]) -> list[int]:
+    """In how many parts each of these axes of the mesh that is set splits."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return [shape.get(axis, 1) for axis in axes]
 
 
 def whole(tree: Any) -> Any:
@@ -24,5 +33,4 @@ def whole_heads(rows: Float[Array, "B G A K"]) -> Float[Array, "B G A K"]:
 
     Were they split, XLA would write them into parts of the cache and gather it.
     """
-    ways = jax.sharding.get_abstract_mesh().shape.get("model", 1)
-    return rows if rows.shape[1] % ways == 0 else whole(rows)
+    return rows if rows.shape[1] % math.prod(ways(SPLIT[1])) == 0 else whole(rows)

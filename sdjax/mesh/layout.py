@@ -131,7 +131,7 @@ class Layout:
 def within(layout: Layout | None) -> AbstractContextManager:
     """Sets the layout's mesh, if there is one: by it `core.whole` and `core.flash` tell how arrays are split.
 
-    Everything that compiles or runs a program of the layout does so within: in and out of it are two programs.
+    Whatever compiles or runs decoding on the layout does so within: in and out of it are two programs.
     """
     return nullcontext() if layout is None else jax.set_mesh(layout.mesh)
 

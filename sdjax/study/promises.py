@@ -88,8 +88,11 @@ def gathered(placed: Placed, compiled: Compiled) -> list[str]:
 
 
 def split_sizes(placed: Placed) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
-    """Sizes and types of parameters and caches that are split: a chip's own part, and once gathered along some axes or all."""
-    parts, wholes = set(), set()
+    """Sizes and types of parameters and caches that are split: a chip's own part, and once gathered along some axes or all.
+
+    Of caches what a chip has is itself a whole: one that is not split along heads can be made of parts of them.
+    """
+    parts, wholes = set(), {(math.prod(x.sharding.shard_shape(x.shape)), NAMES[str(x.dtype)]) for x in caches(placed)}
     for x in jax.tree.leaves((placed.params, caches(placed))):
         axes = [axis for part in x.sharding.spec if part for axis in ((part,) if isinstance(part, str) else part)]
         ways = [placed.layout.mesh.shape[axis] for axis in axes]

@@ -55,6 +55,13 @@ def test_a_bucket_is_no_folder(folder, options):
         parse(["--config", f"configs/{folder}.py", *options], "program", "", kind)
 
 
+@pytest.mark.parametrize("path", config_files("decode"), ids=lambda path: path.stem)
+def test_every_comparison_is_read(path):
+    """With its curves and trees, and with names of methods that the command line can hold."""
+    config = parse(["--config", str(path), "--decode.max-new", "7"], "program", "decode")
+    assert config.decode.max_new == 7 and next(iter(config.methods)) == "plain"
+
+
 def test_an_unknown_file_names_the_nearest(capsys):
     assert main(["--config", "configs/decode/smollm_humaneval.py"]) == 2
     assert f"did you mean '{DEMO}'" in capsys.readouterr().err

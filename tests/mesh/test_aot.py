@@ -168,6 +168,14 @@ def test_a_weight_that_goes_round_in_a_ring_is_moved():
     assert promises.gathered(placed, compiled) == []
 
 
+def test_a_cache_that_is_made_whole_of_parts_of_its_heads_is_gathered():
+    """Three kv heads do not divide over eight chips: each has all of them."""
+    placed = place(replace(TARGET, kv_heads=3, heads=24), CASES["plain"])
+    gather = Instruction("all-gather", (Shape("bf16", (8 * 3, 1024, 128), False),), "jit(prefill)/observe", "body", False, 0)
+    compiled = SimpleNamespace(program=Program((gather,), "body", 0), outside=())
+    assert promises.gathered(placed, compiled) == ["all-gather of bf16[24, 1024, 128] in observe"]
+
+
 def test_a_vocabulary_that_is_ranked_as_a_whole_is_gathered(monkeypatch):
     """XLA's own top-k brings the logits together first."""
     monkeypatch.setattr("sdjax.trees.draw.top_k", jax.lax.top_k)

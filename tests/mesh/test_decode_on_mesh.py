@@ -22,7 +22,7 @@ from sdjax.core import flash
 from sdjax.core.sampling import Warp
 from sdjax.core.spec import initialise
 from sdjax.decode.generate import generate, new_tokens, prefill, run, start
-from sdjax.decode.place import params_shardings, state_shardings
+from sdjax.decode.place import params_shardings, put_back, state_shardings
 from sdjax.decode.schedule import Prefix
 from sdjax.decode.state import Loop, Params
 from sdjax.drafters.draft_model import DraftModel
@@ -196,6 +196,20 @@ def test_generate_sets_the_mesh_that_the_kernel_asks_for(shape, monkeypatch):
     params = jax.device_put(params, params_shardings(layout, loop))
     assert generate(loop, params, PROMPTS, NEW, capacity=CAPACITY, layout=layout).tokens == tokens
     assert ways and all(parts == [SHAPES[shape][1]] for parts in ways)
+
+
+@pytest.mark.mesh
+@on_mesh
+def test_what_is_left_elsewhere_is_put_back():
+    """As prefill may leave a drafter's cache; what is in its place is not touched."""
+    layout = layout_of("2x4")
+    loop, _ = loop_and_params(TreeDraftModel.tiny(TARGET), 0.0, TARGET)
+    state, _ = started(loop, layout)
+    wanted = state_shardings(layout, loop, state)
+    moved = state.replace(cache=jax.device_put(state.cache, jax.tree.map(lambda _: wanted.step, state.cache)))
+    back = put_back(layout, loop, moved)
+    assert all(jax.tree.leaves(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), back, wanted)))
+    assert back.tokens is moved.tokens and put_back(None, loop, moved) is moved
 
 
 @pytest.mark.mesh

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from sdjax.core.flash import SPLIT
 from sdjax.core.spec import Spec, zeros
+from sdjax.core.whole import SPLIT
 from sdjax.decode.place import params_shardings, state_shardings
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.no_draft import NoDraft
