@@ -8,7 +8,8 @@
 source "$(dirname "$0")/common.sh"
 
 ROOT=$(cd "$(dirname "$0")/../.." && pwd)
-PACKED=/tmp/sdjax.tar.gz
+PACKED=$(mktemp)  # not a name that another installation may be writing to
+trap 'rm -f "$PACKED"' EXIT
 call git -C "$ROOT" archive --format=tar.gz --output="$PACKED" HEAD
 call gcloud compute tpus tpu-vm scp "$PACKED" "$TPU:sdjax.tar.gz" "${PLACE[@]}" --worker=all
 everywhere "mkdir -p ~/sdjax && tar -xzf ~/sdjax.tar.gz -C ~/sdjax"

@@ -66,7 +66,7 @@ while [ -e ~/busy ]; do sleep 0.05; done
 """
 GCLOUD = """#!/bin/bash
 case "$1 $2" in
-"compute tpus") [[ $4 == scp ]] && cp "$5" ~/"${6#*:}" ;;
+"compute tpus") [[ $4 == scp ]] && cp "$5" ~/"${6#*:}" && echo "$5" >> ~/packed ;;
 "storage rsync")
     for folder; do from=$to to=$folder; done
     if grep -sqx "$from" ~/refused; then echo "403: not allowed to read $from" >&2; exit 1; fi
@@ -199,6 +199,8 @@ def test_it_is_installed_again_over_what_is_there(host, tmp_path):
         assert done.returncode == code and len(made.read_text().split()) == times, err
         if hindrance:
             (home / hindrance).unlink()
+    packed = (home / "packed").read_text().split()
+    assert len(set(packed)) == 4 and not any(Path(path).exists() for path in packed)
     assert (home / "sdjax" / "pyproject.toml").exists() and "etils[epath-gcs]" in (home / "told").read_text()
 
 
