@@ -16,8 +16,9 @@ Written by `python -m experiments.aot` (configs in `configs/aot`), from the file
 `experiments/tables/`. **Every figure here is the compiler's estimate (libtpu, ahead of time, on a machine without
 a TPU). None was measured on hardware.**
 
-All figures are those of one chip. Memory is exact: it is what the two programs of `generate` allocate, the decode loop and
-prefill (a chunk of 128 tokens a sequence behind as many cache rows). FLOPs and bytes are those of one
+All figures are those of one chip. Memory is what the compiler lets programs have, and what the two programs of `generate`
+allocate, the decode loop and prefill (a chunk of 128 tokens a sequence behind as many cache rows); while caches grow, by
+doubling, the smaller ones are there beside them, which is seen to fit, too. FLOPs and bytes are those of one
 draft-verify step; a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler
 expects of its instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that
 run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to
@@ -44,13 +45,14 @@ COLUMNS = (
 )
 COLLECTIVES = """## Exchanges between chips, one step
 
-Counted in the compiled text by part of the step (the target's pass, propose, judge, observe; in a loop the compiler forgets
-which of the last three it was); those in an inner loop are counted once, however often it runs.
+Counted in the compiled text by part of the step (the target's pass, propose, schedule, judge, observe; in a loop the compiler
+forgets which of those behind the first it was); those in an inner loop are counted once, however often it runs.
 """
 STEPS = """## A training step
 
 The frozen target's states are made in the step. Parameters are split at rest over fsdp and gathered where they are needed;
-exchanges in a loop are counted once, however often it runs.
+exchanges in a loop are counted once, however often it runs. Beside a step's memory stands that of held-out decoding, which
+takes its own copies of target and drafter, split over all chips of a group.
 """
 STEP_COLUMNS = (
     "target",
@@ -58,7 +60,7 @@ STEP_COLUMNS = (
     "machine (data×fsdp×model)",
     "drafter",
     "rows × length",
-    "HBM of a chip",
+    "HBM of a chip: step / decoding",
     "fits",
     "GFLOP",
     "ms a step",
@@ -153,10 +155,10 @@ def step_cells(found: dict[str, Any]) -> list[str]:
 
 def memory(found: dict[str, Any]) -> list[str]:
     """What a program needs of a chip, and whether there is as much."""
-    totals = [found["memory"]["total"], *([found["prefill"]["total"]] if "prefill" in found else [])]
+    totals = [found["memory"]["total"], *(found[other]["total"] for other in ("prefill", "evaluation") if other in found)]
     most, hbm = max(totals), found["hbm"]
     fits = f"{1 - most / hbm:.0%} free" if "flops" in found else f"no: {(most - hbm) / GIB:.1f} GiB too much"
-    return [f"{' / '.join(f'{total / GIB:.1f}' for total in totals)} of {hbm / GIB:.0f} GiB", fits]
+    return [f"{' / '.join(f'{total / GIB:.1f}' for total in totals)} of {hbm / GIB:.2f} GiB", fits]
 
 
 def exchanged(found: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ from sdjax.train.data import batches, token_counts
 from sdjax.train.evaluate import HeldOut
 from sdjax.train.feature_cache import open_features
 from sdjax.train.flops import matmul_flops
-from sdjax.train.hosts import first_process_first, from_first
+from sdjax.train.hosts import first_process_first, from_first, told_by_first
 from sdjax.train.log import account, read
 from sdjax.train.loop import End, Fitted, Job, fit
 from sdjax.train.place import batch_sharding, begin_on
@@ -158,7 +158,7 @@ def check_fit(config: TrainConfig, recipe: Recipe, layout: Layout | None) -> Non
 def read_input(config: TrainConfig, model: Model, layout: Layout | None) -> Input:
     """The batches of this process; ValueError for corpora that another target made."""
     sharding = None if layout is None else batch_sharding(layout)
-    readers = config.readers or parts_of(sharding, config.rows)
+    readers = how_many_readers(config, parts_of(sharding, config.rows))
     rows, mine = config.rows // readers, readers_here(sharding, config.rows, readers)
     if not config.corpora:
         return tiny_input(config, model, rows, readers, mine)
@@ -168,6 +168,13 @@ def read_input(config: TrainConfig, model: Model, layout: Layout | None) -> Inpu
     data = Readers({i: batches(traced or corpora, rows, config.length, config.seed, i, readers) for i in mine})
     counts, identity = token_counts(corpora, model.target.vocab), [corpus.manifest.identity for corpus in corpora]
     return Input(data, counts, identity, readers, [about_corpus(corpus) for corpus in corpora])
+
+
+def how_many_readers(config: TrainConfig, parts: int) -> int:
+    """As many as were asked for; else as the run began with, where the mesh can do with those; else one for each part."""
+    begun = Path(config.runs) / config.name / "config.json"
+    known = told_by_first(json.loads(begun.read_text(encoding="utf-8"))["inputs"]["readers"] if begun.exists() else 0)
+    return config.readers or (known if known % parts == 0 else 0) or parts
 
 
 def about_corpus(corpus: Corpus) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class TrainConfig:
     mesh: MeshConfig = MeshConfig()
     """How the work is spread over devices: no part of what decides a result, and free to change between launches."""
     readers: int = 0
-    """Readers of the data, each of which fills as many rows of a batch; 0: as many as the mesh splits a batch into."""
+    """Readers of the data, each of which fills as many rows of a batch; 0: as many as the run began with, and at first as the
+    mesh splits a batch into."""
     runs: str = "runs/train"
     """Where run folders are."""
     checkpoints: str = ""

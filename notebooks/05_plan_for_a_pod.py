@@ -172,7 +172,7 @@ print(f"a step of the draft model: {cost['draft']:.2f} plain steps")
 
 # %%
 RATES = [0.7, 0.12, 0.05, 0.03, 0.02]
-curve = CostCurve(tuple(cost["tokens"]), tuple(cost["verify"]), cost["draft"])
+curve = CostCurve(tuple(cost["tokens"]), tuple(cost["verify"]), cost["draft"], cost["data"])
 found = choices(RATES, curve, depths=range(1, 13))
 for size in curve.tokens[1:]:
     best = next((choice for choice in found if choice.size == size), None)

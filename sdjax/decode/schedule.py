@@ -48,7 +48,7 @@ class Schedule(Protocol):
 @dataclass(frozen=True)
 class Throughput:
     """SPS(n) = 1 / (t(n) + levels · c), from a cost curve: t(n), a pass over n rows; c, a draft step, of which one step takes
-    `levels`. n counts the whole batch's rows, so the curve must reach batch · nodes.
+    `levels`. n counts the whole batch's rows, which the curve's groups of chips share: it must reach batch · nodes / groups.
     """
 
     costs: CostCurve
@@ -57,13 +57,14 @@ class Throughput:
     def rates(self, most: int, pack: tuple[int, ...] = ()) -> Float[np.ndarray, " n"]:
         """SPS(0) .. SPS(most); with `pack`, of the passes that hold so many rows.
 
-        ValueError where the curve does not reach from 1 to `most`.
+        ValueError where the curve does not reach from 1 to a group's part of `most`.
         """
-        for width in (1, most):
+        groups = self.costs.groups
+        for width in (1, -(-most // groups)):
             self.costs.verify_time(width)
         n = np.arange(most + 1)
         n = widths_of(pack, most)[np.searchsorted(widths_of(pack, most), n)] if pack else n
-        times = np.interp(n, self.costs.tokens, self.costs.verify)
+        times = np.interp(-(-n // groups), self.costs.tokens, self.costs.verify)
         return (1 / (times + self.levels * self.costs.draft)).astype(np.float32)
 
 

@@ -24,7 +24,8 @@ def step(loop: Loop, params: Params, state: State) -> State:
         # Else XLA would carry a drafter's own split, by node, through the target's pass, and exchange states more often.
         draft = whole(draft.replace(q=None, probes=None)).replace(q=draft.q, probes=draft.probes)
     ancestors = ancestor_mask(draft.parent, draft.max_depth)
-    scheduled, draft = schedule(loop, state, ctx, draft.replace(valid=present(draft, ancestors)))
+    with jax.named_scope("schedule"):
+        scheduled, draft = schedule(loop, state, ctx, draft.replace(valid=present(draft, ancestors)))
     out, logits, verified = verify(loop, params, state, draft, ancestors)
     with jax.named_scope("judge"):
         verdict = loop.rule.judge(ctx, draft, logits)

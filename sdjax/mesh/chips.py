@@ -1,11 +1,13 @@
-"""What one TPU chip has: the published figures that the compiler's answers are held against (Cloud TPU documentation)."""
+"""What one TPU chip has, that the compiler's answers are held against: published figures (Cloud TPU documentation), and HBM."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Chip:
-    """HBM in bytes and bytes/s, peak bfloat16 FLOP/s, and the clock in Hz.
+    """HBM in bytes, of which the compiler refuses to use more, and in bytes/s, peak bfloat16 FLOP/s, and the clock in Hz.
+
+    A chip of v5e or v6e is sold as one of 16 or 32 GiB, of which a quarter or three quarters are kept from programs.
 
     Clocks are not published: they follow from the peak and the matrix units (4 of 128 × 128 on v5e, two cores of them
     on v5p, 2 of 256 × 256 on v6e).
@@ -19,9 +21,9 @@ class Chip:
 
 GIB = 1 << 30
 CHIPS = {
-    "v5e": Chip(16 * GIB, 819e9, 197e12, 1.50e9),
-    "v5p": Chip(95 * GIB, 2765e9, 459e12, 1.75e9),
-    "v6e": Chip(32 * GIB, 1640e9, 918e12, 1.75e9),
+    "v5e": Chip(int(15.75 * GIB), 819e9, 197e12, 1.50e9),
+    "v5p": Chip(int(95.74 * GIB), 2765e9, 459e12, 1.75e9),
+    "v6e": Chip(int(31.25 * GIB), 1640e9, 918e12, 1.75e9),
 }
 
 

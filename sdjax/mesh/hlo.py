@@ -58,6 +58,22 @@ class Instruction:
     cycles: int
     channel: str = ""
 
+    @property
+    def results(self) -> tuple[Shape, ...]:
+        """What an exchange makes: several arrays where the compiler has joined exchanges. Of one that begins here and ends
+        elsewhere, what it is given comes first, and marks of its state last; only an all-reduce writes its result alone.
+        """
+        if self.op == "collective-permute-start":
+            return self.shapes[1:2]
+        if self.op.endswith("-start") and self.op != "all-reduce-start":
+            return self.shapes[len(self.shapes) // 2 :]
+        return self.shapes
+
+    @property
+    def bytes(self) -> int:
+        """Of what it makes."""
+        return sum(shape.bytes for shape in self.results)
+
 
 @dataclass(frozen=True)
 class Program:

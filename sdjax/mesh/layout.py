@@ -120,6 +120,14 @@ class Layout:
 
         return jax.tree.map(of, state, is_leaf=lambda x: isinstance(x, Cache))
 
+    def decoding(self) -> "Layout":
+        """That in which a training run decodes: chips that split parameters among them as `fsdp` go on to do so, as `model`.
+
+        By the rules of decoding alone they would each have the whole target, which need not fit.
+        """
+        grid = self.mesh.devices.reshape(self.mesh.shape["data"], 1, -1)
+        return Layout(Mesh(grid, MESH_AXES, axis_types=self.mesh.axis_types), DECODE)
+
     def for_drafter(self, specs: Any, target_specs: Any) -> "Layout":
         """The target's own layout, or for a tiny drafter one in which only sequences are split."""
         if size_of(specs) >= TINY * size_of(target_specs):

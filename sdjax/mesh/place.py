@@ -18,13 +18,19 @@ def spread(tree: Any, shardings: Any) -> Any:
 
 
 def lay_out(tree: Any, shardings: Any) -> Any:
-    """Each array as it is where it is in place, laid out anew where it is on these devices, and else spread."""
+    """Each array as it is where it is in place, laid out anew where it is on these devices, and else spread.
+
+    One that is in place by another mesh's words is said in this one's: in a program of two meshes JAX may find no names for
+    how results are split.
+    """
 
     def placed(x: Any, sharding: Any) -> jax.Array:
         if not isinstance(x, jax.Array) or x.sharding.device_set != sharding.device_set:
             return spread(x, sharding)
-        if x.sharding.is_equivalent_to(sharding, x.ndim):
+        if x.sharding == sharding:
             return x
+        if x.sharding.is_equivalent_to(sharding, x.ndim):
+            return jax.make_array_from_single_device_arrays(x.shape, sharding, [part.data for part in x.addressable_shards])
         return jax.jit(unchanged, out_shardings=sharding)(x)
 
     return jax.tree.map(placed, tree, shardings)

@@ -28,7 +28,7 @@ from sdjax.targets.decoder import Decoder
 from sdjax.verify.base import Rule
 from sdjax.verify.walk import Walk
 
-SCOPES = ("propose", "judge", "observe")
+SCOPES = ("propose", "schedule", "judge", "observe")
 UNNAMED = "drafter or rule"
 STEPS = 1024  # whose records the state has room for
 
@@ -139,16 +139,13 @@ def size_on_chip(x: Any) -> int:
 
 def collectives_of(compiled: Compiled) -> list[dict[str, Any]]:
     """Counted by kind, size, and the part of the step that they belong to; `looped` ones stand in a loop of that part."""
-    found = Counter(
-        (scope_of(i), i.op.removesuffix("-start"), max(s.bytes for s in i.shapes), i.looped)
-        for i in compiled.program.collectives
-    )
+    found = Counter((scope_of(i), i.op.removesuffix("-start"), i.bytes, i.looped) for i in compiled.program.collectives)
     names = "scope", "kind", "bytes", "looped"
     return [dict(zip(names, key, strict=True)) | {"count": n} for key, n in sorted(found.items())]
 
 
 def scope_of(exchange: Instruction) -> str:
-    """Propose, judge or observe by its name; else the target's, which has no loops: what stands in one has lost its name."""
+    """One of SCOPES by its name; else the target's, which has no loops: what stands in one has lost its name."""
     named = next((scope for scope in SCOPES if scope in exchange.scope.split("/")), None)
     return named or (UNNAMED if exchange.looped else "target")
 

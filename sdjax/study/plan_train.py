@@ -1,7 +1,7 @@
 """A training step on machines that are not here: what the TPU compiler says of it. All figures are of one chip.
 
 Parameters may be gathered here: over `fsdp` they are split at rest and whole where a layer needs them (`train.place`). What
-is promised is memory to spare, and a state that is updated in place.
+is promised is memory to spare, for the copies that held-out decoding takes, too, and a state that is updated in place.
 """
 
 from collections import Counter
@@ -12,17 +12,20 @@ import jax
 import jax.numpy as jnp
 
 from sdjax.core.types import Batch
+from sdjax.decode.place import params_shardings
+from sdjax.decode.state import Loop, Params
 from sdjax.drafters.base import Trainable
 from sdjax.mesh.ahead import Compiled, abstract, compile_ahead, tpu_devices
 from sdjax.mesh.chips import chip_of
 from sdjax.mesh.layout import TRAIN, Layout, make_mesh
-from sdjax.study.plan import compiler
+from sdjax.study.plan import compiler, size_on_chip
 from sdjax.study.promises import full, kept_twice
 from sdjax.targets.decoder import Decoder
 from sdjax.train.optimiser import Optimiser
 from sdjax.train.place import batch_sharding, sharded_step, state_shardings
 from sdjax.train.recipe import Recipe
 from sdjax.train.step import TrainState
+from sdjax.verify.walk import Walk
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,27 @@ def examine_step(target: Decoder, case: TrainCase) -> dict[str, Any]:
         "hbm": chip.hbm,
         "memory": asdict(compiled.memory),
         "seconds_to_compile": compiled.seconds_to_compile,
-        "faults": full(case.topology, case.fits, compiled),
+        "faults": full(case.topology, case.fits, compiled.memory.total, compiled.fits),
     }
     if not compiled.fits:
         return found
+    evaluation = compiled.memory.arguments + copies(target, case, layout)
+    found["evaluation"] = {"total": evaluation}
     found["faults"] += kept_twice(state, compiled)
+    found["faults"] += [f"held-out decoding: {fault}" for fault in full(case.topology, case.fits, evaluation)]
     return found | {
         "flops": compiled.flops,
         "exchanged": exchanged(compiled),
         "cycles": compiled.program.cycles,
         "step_seconds": compiled.seconds(chip),
     }
+
+
+def copies(target: Decoder, case: TrainCase, layout: Layout) -> int:
+    """Bytes on one chip of target and drafter as held-out prompts are decoded with them (`train.evaluate`)."""
+    placed = params_shardings(layout.decoding(), Loop(target, case.drafter, Walk()))
+    held = abstract(Params(target.specs(), case.drafter.specs(target)), placed)
+    return sum(map(size_on_chip, jax.tree.leaves(held)))
 
 
 def exchanged(compiled: Compiled) -> list[dict[str, Any]]:
@@ -94,5 +107,5 @@ def exchanged(compiled: Compiled) -> list[dict[str, Any]]:
     for i in compiled.program.collectives:
         kind = i.op.removesuffix("-start")
         count[kind] += 1
-        size[kind] += max(s.bytes for s in i.shapes)
+        size[kind] += i.bytes
     return [{"kind": kind, "count": count[kind], "bytes": size[kind]} for kind in sorted(count)]

@@ -10,7 +10,6 @@ from collections import Counter
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from sdjax.mesh.ahead import Compiled
 from sdjax.mesh.chips import GIB, chip_of
@@ -33,7 +32,7 @@ from sdjax.targets.decoder import Decoder
 FREE = 0.10  # of HBM, in cases that are marked to fit
 IN_PLACE = 0.95  # of the state's bytes
 WRITTEN_BACK = 0.20  # of the bytes of weights and caches, which a step reads
-NAMES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32", "uint32": "u32", "bool": "pred"}  # XLA's
+FLOATS = ("bf16", "f32")  # in either of which a weight may move
 
 
 def examine(target: Decoder, case: Case, rules: Rules = DECODE) -> dict[str, Any]:
@@ -51,10 +50,11 @@ def examine(target: Decoder, case: Case, rules: Rules = DECODE) -> dict[str, Any
 
 def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
     """All faults of a case's decode loop."""
-    faults = full(case.topology, case.fits, compiled)
+    faults = full(case.topology, case.fits, compiled.memory.total, compiled.fits)
     if not compiled.fits:
         return faults
     faults += kept_twice(placed.state, compiled)
+    faults += [f"caches that grow: {fault}" for fault in full(case.topology, case.fits, grown(placed, compiled))]
     for find in (copied, rewritten, moved, gathered, too_many_exchanges):
         faults += find(placed, compiled)
     return faults
@@ -62,7 +62,7 @@ def broken(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
 
 def broken_at_prefill(case: Case, placed: Placed, compiled: Compiled) -> list[str]:
     """Those of its prefill, a wide pass: a drafter's small state it may leave elsewhere (`decode.place.put_back`)."""
-    faults = full(case.topology, case.fits, compiled)
+    faults = full(case.topology, case.fits, compiled.memory.total, compiled.fits)
     if not compiled.fits:
         return faults
     return faults + kept_twice(placed.state.cache, compiled) + copied(placed, compiled) + gathered(placed, compiled)
@@ -75,32 +75,45 @@ def gathered(placed: Placed, compiled: Compiled) -> list[str]:
     of a smaller draft vocabulary does move, once for each node that has children: a rule needs it beside the target's.
     """
     parts, wholes = split_sizes(placed)
-    vocab, faults = placed.loop.target.vocab, []
+    kept, faults = {without_ones(x.sharding.shard_shape(x.shape)) for x in caches(placed)}, []
     inside = [(i, scope_of(i)) for i in compiled.program.collectives]
     for i, where in [*inside, *((i, "front of the loop") for i in compiled.outside)]:
-        # What is summed is made where it is summed: an activation, even if it has a weight's size.
+        # What is summed is made where it is summed: an activation, even if it has a weight's size, but not a cache's shape.
         sizes = set() if "reduce" in i.op else parts | wholes if "permute" in i.op else wholes
         for s in i.shapes:
-            wide = any(dim >= vocab for dim in s.dims)
-            if wide or (s.size, s.dtype) in sizes:
+            summed = "reduce" in i.op and without_ones(s.dims) in kept
+            if summed or is_vocabulary(s.dims, placed.loop.target) or (s.size in sizes and s.dtype in FLOATS):
                 faults.append(f"{i.op} of {s.dtype}{list(s.dims)} in {where}")
+        joined = sum(s.size for s in i.results)
+        if "all-to-all" in i.op and joined in parts:
+            faults.append(f"{i.op} of {joined:,} elements in {where}")
     return sorted(set(faults))
 
 
-def split_sizes(placed: Placed) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
-    """Sizes and types of parameters and caches that are split: a chip's own part, and once gathered along some axes or all.
+def is_vocabulary(dims: tuple[int, ...], target: Decoder) -> bool:
+    """Whether an array has a number for each token, be it in blocks; an activation, of the model's width, has not."""
+    runs = {math.prod(dims[i:j]) for j in range(1, len(dims) + 1) for i in range(j)}
+    return max(dims, default=0) >= target.vocab or (target.vocab in runs and dims[-1] != target.width)
+
+
+def without_ones(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape, but for dimensions of one."""
+    return tuple(dim for dim in dims if dim > 1)
+
+
+def split_sizes(placed: Placed) -> tuple[set[int], set[int]]:
+    """Elements of parameters and caches that are split: of a chip's own part, and once gathered along some axes or all.
 
     Of caches what a chip has is itself a whole: one that is not split along heads can be made of parts of them.
     """
-    parts, wholes = set(), {(math.prod(x.sharding.shard_shape(x.shape)), NAMES[str(x.dtype)]) for x in caches(placed)}
+    parts, wholes = set(), cache_sizes(placed)
     for x in jax.tree.leaves((placed.params, caches(placed))):
         axes = [axis for part in x.sharding.spec if part for axis in ((part,) if isinstance(part, str) else part)]
         ways = [placed.layout.mesh.shape[axis] for axis in axes]
         held = math.prod(x.sharding.shard_shape(x.shape))
         if ways and x.ndim > 1:
-            dtype = NAMES[str(jnp.dtype(x.dtype))]
-            parts.add((held, dtype))
-            wholes |= {(size, dtype) for size in (x.size, *(held * way for way in ways))}
+            parts.add(held)
+            wholes |= {x.size, *(held * way for way in ways)}
     return parts, wholes
 
 
@@ -140,13 +153,18 @@ def too_many_exchanges(placed: Placed, compiled: Compiled) -> list[str]:
     return [f"{words} in the target's pass; {most} exchanges are promised"] if found.total() > most else []
 
 
-def full(topology: str, fits: bool, compiled: Compiled) -> list[str]:
-    """Less than a tenth of a chip's HBM left where that is promised."""
+def grown(placed: Placed, compiled: Compiled) -> int:
+    """Bytes on one chip while caches of half as many rows grow to what they are: they are there, too."""
+    return compiled.memory.arguments + sum(map(size_on_chip, caches(placed))) // 2
+
+
+def full(topology: str, promised: bool, total: int, fits: bool = True) -> list[str]:
+    """Less than a tenth of a chip's HBM left by `total` bytes where that is promised."""
     hbm = chip_of(topology).hbm
-    free = 1 - compiled.memory.total / hbm
-    if not fits or (compiled.fits and free >= FREE):
+    free = 1 - total / hbm
+    if not promised or (fits and free >= FREE):
         return []
-    return [f"{compiled.memory.total / GIB:.1f} GiB of {hbm / GIB:.0f}: {free:.0%} are left, {FREE:.0%} are promised"]
+    return [f"{total / GIB:.1f} GiB of {hbm / GIB:.2f}: {free:.0%} are left, {FREE:.0%} are promised"]
 
 
 def moved(placed: Placed, compiled: Compiled) -> list[str]:

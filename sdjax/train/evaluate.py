@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -13,7 +13,7 @@ from sdjax.decode.generate import generate
 from sdjax.decode.place import params_shardings
 from sdjax.decode.state import Loop, Params
 from sdjax.drafters.base import Drafter
-from sdjax.mesh.layout import DECODE, Layout
+from sdjax.mesh.layout import Layout
 from sdjax.mesh.place import lay_out
 from sdjax.targets.decoder import Decoder
 from sdjax.verify.walk import Walk
@@ -43,11 +43,11 @@ class HeldOut:
     ) -> Acceptance:
         """Decodes by walking, which is lossless for every drafter. Each prompt's noise is keyed by its place.
 
-        With a `layout`, on its mesh by the rules of decoding; the parameters may be there or with every process.
+        With a training run's `layout`, on its devices (`Layout.decoding`); the parameters may be there or with every process.
         """
         loop = Loop(target, drafter, Walk(), Warp(temperature), self.stop, self.chunk)
         if layout is not None:
-            layout = replace(layout, rules=DECODE)
+            layout = layout.decoding()
             params = lay_out(params, params_shardings(layout, loop))
         longest = max(map(len, self.prompts))
         rows = -(-(max(longest, 1) + self.max_new + drafter.depth + 1 + self.chunk) // self.chunk) * self.chunk

@@ -19,11 +19,15 @@ from sdjax.trees.tree import Tree
 
 @dataclass(frozen=True)
 class CostCurve:
-    """verify[i] is the time of a pass over tokens[i] tokens, `draft` that of a draft step; a plain step takes 1."""
+    """verify[i] is the time of a pass over tokens[i] tokens, `draft` that of a draft step; a plain step takes 1.
+
+    Of a machine whose chips are `groups` groups, each of which runs a part of a batch, tokens are those of one group.
+    """
 
     tokens: tuple[int, ...]
     verify: tuple[float, ...]
     draft: float
+    groups: int = 1
 
     def __post_init__(self):
         if len(self.tokens) != len(self.verify) or not self.tokens:
@@ -32,6 +36,8 @@ class CostCurve:
             raise ValueError(f"the cost curve's widths are {self.tokens}; they must increase from 1 or more tokens")
         if min(self.verify) <= 0 or self.draft < 0 or not np.isfinite([*self.verify, self.draft]).all():
             raise ValueError(f"times must be positive (draft ≥ 0) and finite; got verify {self.verify}, draft {self.draft}")
+        if self.groups < 1:
+            raise ValueError(f"groups is {self.groups}; a machine's chips are one group or more")
 
     @classmethod
     def modelled(cls, knee: float, draft: float, most: int = 1024) -> "CostCurve":
@@ -41,12 +47,12 @@ class CostCurve:
 
     @classmethod
     def read(cls, path: Path) -> "CostCurve":
-        """From JSON: {"tokens": [1, 2, ..], "verify": [1.0, ..], "draft": c}."""
+        """From JSON: {"tokens": [1, 2, ..], "verify": [1.0, ..], "draft": c}, and "data", the number of groups (else 1)."""
         data = json.loads(Path(path).read_text())
         lacking = {"tokens", "verify", "draft"} - set(data)
         if lacking:
             raise ValueError(f"{path} lacks {sorted(lacking)}; a cost curve has tokens, verify and draft")
-        return cls(tuple(data["tokens"]), tuple(data["verify"]), data["draft"])
+        return cls(tuple(data["tokens"]), tuple(data["verify"]), data["draft"], data.get("data", 1))
 
     def verify_time(self, tokens: int) -> float:
         """t(n), linear between measured widths; ValueError outside of them."""

@@ -1,5 +1,6 @@
 """What schedules keep, against the algorithms as they are written; and that decoding with them stays exact."""
 
+import json
 from functools import partial
 from itertools import pairwise
 
@@ -150,6 +151,17 @@ def test_an_oracle_that_knows_too_little_never_cuts_an_anchor():
     for pack in ((), (4, 8)):
         made = generate(loop_of(SAMPLED, 0.0, schedule=Oracle(answer), pack=pack), PARAMS, PROMPTS, NEW, seeds=SEEDS)
         assert made.tokens == plain(0.0) and int(made.records.proposed.min()) == 0
+
+
+def test_rows_are_shared_by_the_groups_of_chips_that_a_curve_is_of(tmp_path):
+    """Eight rows are two for each of four groups, seven are two for the fullest."""
+    data = {"tokens": [1, 2, 4], "verify": [1.0, 1.25, 2.0], "draft": 0.0}
+    (tmp_path / "one").write_text(json.dumps(data))
+    (tmp_path / "four").write_text(json.dumps(data | {"data": 4}))
+    alone, shared = (Throughput(CostCurve.read(tmp_path / name)) for name in ("one", "four"))
+    assert shared.rates(16)[[4, 7, 8, 16]].tolist() == alone.rates(4)[[1, 2, 2, 4]].tolist()
+    with pytest.raises(ValueError, match="not 5"):
+        shared.rates(17)
 
 
 decode = partial(generate, params=PARAMS, prompts=PROMPTS, max_new=NEW)

@@ -12,7 +12,7 @@ from rich.console import Console
 import sdjax
 from experiments import features
 from experiments.config import config_files, load_file
-from experiments.train import train
+from experiments.train import how_many_readers, train
 from experiments.train_config import HeldOutConfig, TrainConfig
 from sdjax.core.spec import initialise
 from sdjax.drafters.block import Block
@@ -62,8 +62,19 @@ def corpus(folder, target="sha256:bytes", tokenizer=None):
     return str(folder)
 
 
+@pytest.mark.parametrize("asked, parts, found", [(0, 1, 6), (0, 3, 6), (0, 4, 4), (0, 12, 12), (2, 1, 2)])
+def test_a_run_keeps_the_readers_that_it_began_with(tmp_path, asked, parts, found):
+    """Where the mesh splits a batch into as many parts, or into a divisor of it."""
+    given = config(tmp_path, rows=12, readers=asked)
+    assert how_many_readers(given, parts) == (asked or parts)
+    (tmp_path / "micro").mkdir()
+    (tmp_path / "micro" / "config.json").write_text(json.dumps({"inputs": {"readers": 6}}))
+    assert how_many_readers(given, parts) == found
+
+
 def test_from_config_to_a_drafter_that_decodes(tmp_path):
-    code, printed = run(config(tmp_path), model())
+    """Started again it shows the same, with as many readers as it began with, be they named or not."""
+    code, printed = run(config(tmp_path, readers=2), model())
     assert code == 0 and "survival" in printed and "finished" in printed
     folder = tmp_path / "micro"
     final = json.loads((folder / "final.json").read_text())
@@ -74,7 +85,7 @@ def test_from_config_to_a_drafter_that_decodes(tmp_path):
     assert notes["tokens"] == notes["step"] * config(tmp_path).rows * config(tmp_path).length
     assert notes["flops"] > 0 and notes["seconds"] > 0 and 0 < notes["supervised"] <= notes["tokens"]
     assert len(json.loads((folder / "launches.json").read_text())) == 1
-    code, again = run(config(tmp_path), model())
+    code, again = run(config(tmp_path, readers=0), model())
     assert code == 0 and again.splitlines()[-3:] == printed.splitlines()[-3:]
     with pytest.raises(ValueError, match=r"config.optimiser.steps was 4, is 9"):
         run(config(tmp_path, optimiser=replace(OPTIMISER, steps=9)), model())

@@ -51,7 +51,7 @@ def learn(folder: Path, checkpoints: str, mesh: MeshConfig) -> None:
         cadence=Cadence(log_every=1, save_every=2, eval_every=STEPS),
         save_as="float32",
         mesh=mesh,
-        readers=2,
+        readers=0 if (folder / "drafter" / "config.json").exists() else 2,  # a run keeps those that it began with
         runs=str(folder),
         checkpoints=checkpoints,
     )

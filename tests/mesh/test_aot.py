@@ -124,11 +124,11 @@ def test_a_cache_that_is_whole_on_every_chip_is_too_full():
     """16 GiB of cache in all: split by kv head it takes 2 on each chip."""
     assert aot.examine(CONFIG, "long")["faults"] == []
     report = aot.examine(CONFIG, "long", DECODE.having(kv_heads=(), heads=()))
-    assert "GiB of 16" in report["faults"][0] and "collectives" not in report
+    assert "GiB of 15.75" in report["faults"][0] and "collectives" not in report
 
 
 def test_a_case_that_fits_without_room_to_spare_is_too_full():
-    """15 of 16 GiB: it compiles, and breaks the promise all the same."""
+    """15 of 15.75 GiB: it compiles, and breaks the promise all the same."""
     case = replace(CASES["plain"], batch=512, context=31_232)
     report = promises.examine(TARGET, case)
     assert "flops" in report and report["faults"][0].endswith("10% are promised")
@@ -174,6 +174,26 @@ def test_a_cache_that_is_made_whole_of_parts_of_its_heads_is_gathered():
     gather = Instruction("all-gather", (Shape("bf16", (8 * 3, 1024, 128), False),), "jit(prefill)/observe", "body", False, 0)
     compiled = SimpleNamespace(program=Program((gather,), "body", 0), outside=())
     assert promises.gathered(placed, compiled) == ["all-gather of bf16[24, 1024, 128] in observe"]
+
+
+@pytest.mark.parametrize(
+    "op, dtype, shapes, is_fault",
+    [
+        ("all-gather", "f32", [(8, 1, 64, 512)], True),  # logits, in the blocks in which the largest are sought
+        ("all-gather", "bf16", [(32, 1024)], False),  # as large as the vocabulary, but of the model's width
+        ("all-gather", "f32", [(1024, 2048)], True),  # a weight in another type
+        ("all-gather", "s32", [(1024, 2048)], False),
+        ("all-reduce", "bf16", [(8, 1, 1024, 128)], True),  # a cache, made of parts in zeros
+        ("all-reduce", "bf16", [(8, 128, 1024)], False),  # an activation of its size
+        ("all-to-all", "bf16", [(64, 1024)] * 8, True),  # a chip's part of a weight in pieces
+        ("all-to-all", "bf16", [(63, 1024)] * 8, False),
+    ],
+)
+def test_what_is_gathered_in_disguise_is_seen(op, dtype, shapes, is_fault):
+    placed = place(TARGET, CASES["plain"])
+    exchange = Instruction(op, tuple(Shape(dtype, dims, False) for dims in shapes), "", "body", False, 0)
+    compiled = SimpleNamespace(program=Program((exchange,), "body", 0), outside=())
+    assert bool(promises.gathered(placed, compiled)) == is_fault
 
 
 def test_a_vocabulary_that_is_ranked_as_a_whole_is_gathered(monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 
 from sdjax.mesh.chips import CHIPS, chip_of
-from sdjax.mesh.hlo import Shape, read_program
+from sdjax.mesh.hlo import Instruction, Shape, read_program
 
 TEXT = """
 HloModule jit_run, is_scheduled=true
@@ -63,6 +63,25 @@ def test_sizes_and_memories():
     reduce = next(i for i in step.collectives if i.computation == "body.3")
     assert reduce.shapes == (Shape("bf16", (8, 4096), True),) and reduce.shapes[0].bytes == 65_536
     assert Shape("f32", (), False).bytes == 4 and Shape("pred", (3,), False).bytes == 3
+
+
+@pytest.mark.parametrize(
+    "op, made",
+    [
+        ("all-reduce", [0, 1]),
+        ("all-reduce-start", [0, 1]),
+        ("all-gather-start", [1]),
+        ("collective-permute-start", [1]),
+        ("all-to-all", [0, 1]),
+    ],
+)
+def test_bytes_are_those_of_all_that_an_exchange_makes(op, made):
+    """Several arrays that the compiler has joined, or what comes after what it is given."""
+    arrays = Shape("f32", (4,), False), Shape("bf16", (32, 8), False)
+    marks = (Shape("u32", (), False),) * 2 if "permute" in op else ()
+    exchange = Instruction(op, arrays + marks, "", "body", False, 0)
+    assert exchange.results == tuple(arrays[i] for i in made)
+    assert exchange.bytes == sum((16, 512)[i] for i in made)
 
 
 def test_copies_in_hbm_are_told_from_those_to_and_from_the_core():

@@ -25,7 +25,7 @@ def test_every_case_and_curve_has_its_file_and_no_other_is_there():
 @pytest.mark.parametrize("path", sorted(GIVEN.curves.glob("*.json")), ids=lambda path: path.stem)
 def test_a_curve_chooses_trees_and_schedules_batches(path):
     costs = CostCurve.read(path)
-    rates = Throughput(costs, levels=1).rates(costs.tokens[-1])
+    rates = Throughput(costs, levels=1).rates(costs.tokens[-1] * costs.groups)
     assert costs.verify[0] == 1 and all(rates[1:] <= rates[:-1]) and rates[-1] < rates[1]
     best = choices([0.7, 0.12, 0.05], costs, depths=range(1, 9))[0]
     assert best.size > 1 and best.speedup > 1

@@ -12,12 +12,15 @@ import pytest
 
 from sdjax.core.spec import initialise
 from sdjax.core.types import Batch
+from sdjax.decode.generate import generate
 from sdjax.drafters.block import Block
 from sdjax.drafters.eagle3 import Eagle3
 from sdjax.drafters.medusa import Medusa
 from sdjax.mesh.layout import TRAIN, Layout, make_mesh
 from sdjax.mesh.place import on_host, spread
+from sdjax.train import evaluate
 from sdjax.train.checkpoint import Checkpoints
+from sdjax.train.evaluate import HeldOut
 from sdjax.train.hosts import whole_batch
 from sdjax.train.joint import Joint
 from sdjax.train.optimiser import Optimiser
@@ -122,6 +125,25 @@ def test_no_device_holds_more_than_its_part():
     for tree in (state.params, state.ema, moments.mu, moments.nu):
         assert share(tree.drafter["layer"]["gate"]) == 1 / 4
     assert share(target["layers"][0]["gate"]) == 1 / 4 and share(state.step) == 1
+
+
+@pytest.mark.parametrize("mesh", ["2x2x2", "1x4x2"])
+def test_held_out_prompts_are_decoded_as_on_one_device_by_chips_that_each_have_a_part(mesh, monkeypatch):
+    """Parts of fsdp, too: were the target whole there, it would not fit where training does."""
+    recipe, layout = FAMILIES["eagle3"], layout_of(mesh)
+    held_out = HeldOut(((1, 2, 3, 1, 2), (7,) * 9), max_new=12, batch=2)
+    seen = []
+
+    def watched(loop, params, *rest, **named):
+        gate = params.target["layers"][0]["gate"].addressable_shards[0].data
+        seen.append((gate.size / (TARGET.width * TARGET.ffw), (made := generate(loop, params, *rest, **named)).tokens))
+        return made
+
+    monkeypatch.setattr(evaluate, "generate", watched)
+    for where in (None, layout):
+        state, target = begun(recipe, where)
+        held_out.acceptance(TARGET, recipe.drafter, recipe.decodable(state, target), 0.0, where)
+    assert seen == [(1.0, seen[0][1]), (MESHES[mesh][0] / 8, seen[0][1])]
 
 
 @pytest.mark.parametrize("mesh", ["1x8", "8x1", None])

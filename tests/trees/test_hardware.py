@@ -41,7 +41,7 @@ def test_where_nothing_pays_plain_decoding_is_chosen():
 def test_curve_is_interpolated_and_read(tmp_path):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"tokens": [1, 4], "verify": [1.0, 2.5], "draft": 0.2}))
-    assert CostCurve.read(path).verify_time(2) == pytest.approx(1.5)
+    assert CostCurve.read(path).verify_time(2) == pytest.approx(1.5) and CostCurve.read(path).groups == 1
     with pytest.raises(ValueError, match="covers 1 to 4 tokens, not 5"):
         CostCurve.read(path).verify_time(5)
     path.write_text("{}")
@@ -55,6 +55,7 @@ def test_curve_is_interpolated_and_read(tmp_path):
         (((1, 2), (1.0,), 0.1), "2 widths and 1 times"),
         (((2, 1), (1.0, 1.0), 0.1), "increase"),
         (((1, 2), (1.0, -1.0), 0.1), "positive"),
+        (((1, 2), (1.0, 1.5), 0.1, 0), "groups is 0"),
     ],
 )
 def test_a_bad_curve_is_refused(arguments, says):
