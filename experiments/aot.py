@@ -19,7 +19,7 @@ from typing import Any
 import tyro
 
 from experiments.aot_config import AotConfig, Given, chosen, configs, curve_name, curves
-from experiments.aot_page import cells, page, step_cells
+from experiments.aot_page import cells, exchanged, page, step_cells
 from experiments.launch import ROOT, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.mesh.layout import DECODE, Rules
@@ -37,7 +37,8 @@ def main(given: Given) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     if given.only in ("all", "attention") and (given.config, given.topology, given.case) == (None, None, None):
         # A process of its own: libtpu reads where to write a kernel's schedule when it is loaded.
-        subprocess.run([sys.executable, "-m", "experiments.aot_attention"], cwd=ROOT, check=True)
+        folders = [f"--{name}={getattr(given, name).absolute()}" for name in ("reports", "curves", "attention")]
+        subprocess.run([sys.executable, "-m", "experiments.aot_attention", *folders], cwd=ROOT, check=True)
     faults = sum(of_config(config, given) for config in asked)
     given.reports.with_suffix(".md").write_text(page(given), encoding="utf-8")
     return faults
@@ -56,6 +57,8 @@ def compiled_and_written(config: AotConfig, name: str, folder: Path) -> int:
     found = examine(config, name)
     write_json(folder / f"{config.name}-{name}.json", found)
     print(" · ".join(step_cells(found) if name in config.steps else cells(found)), flush=True)
+    if "collectives" in found:
+        print(f"  exchanges: {exchanged(found)}")
     for fault in found["faults"]:
         print(f"  fault: {fault}")
     return len(found["faults"])

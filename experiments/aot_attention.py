@@ -41,16 +41,19 @@ BUNDLES = re.compile(r"total scheduled bundles:\s+(\d+)")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is compiled."""
+    """What is compiled, and where files are, as for experiments.aot."""
 
     topologies: tuple[str, ...] = ("v5e:2x2", "v6e:2x2")
     tokens: tuple[int, ...] = (1, 16, 60)
     rows: tuple[int, ...] = (4096, 32_768)
+    reports: Path = Given.reports
+    curves: Path = Given.curves
+    attention: Path = Given.attention
 
 
 def main(asked: Asked) -> None:
     """Compiles, writes and prints."""
-    given = Given()
+    given = Given(reports=asked.reports, curves=asked.curves, attention=asked.attention)
     given.attention.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as dumps:
         # Read by libtpu when it is loaded: not yet.

@@ -87,7 +87,10 @@ cases = {
     ),
     "plain, 64 texts, 32k": Case(TOPOLOGY, NoDraft(), batch=64, context=32_768, fits=False),
 }
-plans = {name: asked(RECORD, f"{name} on {TOPOLOGY}", lambda case=case: examine(target, case)) for name, case in cases.items()}
+plans = {
+    name: asked(RECORD, f"{name} on {TOPOLOGY}", [target, case], lambda case=case: examine(target, case))
+    for name, case in cases.items()
+}
 print("answers of", plans["plain"]["compiler"])
 for plan in plans.values():
     assert not plan["faults"], plan["faults"]  # no parameter, cache or vocabulary moves; nothing is copied
@@ -117,7 +120,7 @@ plt.show()
 for name, plan in plans.items():
     total, hbm = plan["memory"]["total"] / GIB, plan["hbm"] / GIB
     fits = f"{1 - total / hbm:.0%} free" if "cycles" in plan else f"{total - hbm:.1f} GiB too much"
-    print(f"{name:22} {total:5.1f} of {hbm:.0f} GiB: {fits}")
+    print(f"{name:22} {total:5.1f} of {hbm:.2f} GiB: {fits}")
 
 # %% [markdown]
 # ## What chips send each other
@@ -153,7 +156,7 @@ draft = Decoder(  # Llama-3.2-1B: its step is the price of a draft
     max_position=131_072,
     dtype="bfloat16",
 )
-cost = asked(RECORD, f"verify cost on {TOPOLOGY}", lambda: verify_cost(target, draft, TOPOLOGY))
+cost = asked(RECORD, f"verify cost on {TOPOLOGY}", [target, draft], lambda: verify_cost(target, draft, TOPOLOGY))
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 axes.loglog(cost["tokens"], cost["verify"], "o-")

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -88,14 +88,35 @@ def alone(temperature, target):
     return tokens
 
 
+@partial(jax.jit, static_argnums=0)
+def next_draft(loop, params, state):
+    """What is drafted behind a state, of sequences that are not done."""
+    draft, _ = loop.drafter.propose(loop.context(params, state), params.drafter, state.drafter)
+    there = draft.valid & ~state.done[:, None]
+    return [jnp.where(there, x, -1) for x in (draft.tokens, draft.parent, draft.depth)]
+
+
+@cache
+def drafted_alone(drafter, temperature, target):
+    """After two steps on one device."""
+    loop, params = loop_and_params(drafter, temperature, target)
+    state, lengths = started(loop)
+    return jax.device_get(next_draft(loop, params, run(loop, params, prefill(loop, params, state, lengths), jnp.int32(2))))
+
+
 def check(drafter, temperature, shape, target=TARGET):
-    """Tokens as on one device; every array stays where it was put; a second call compiles nothing."""
+    """Drafts and tokens as on one device; every array stays where it was put; a second call compiles nothing.
+
+    Tokens alone would say little of a drafter: the walk makes the same of any drafts.
+    """
     layout = layout_of(shape)
     loop, params = loop_and_params(drafter, temperature, target)
     params = jax.device_put(params, params_shardings(layout, loop))
     with within(layout):
         state, lengths = started(loop, layout)
         state = run(loop, params, prefill(loop, params, state, lengths), jnp.int32(2))
+        drafts = next_draft(loop, params, state)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(drafts), drafted_alone(drafter, temperature, target))
         compiled = run._cache_size()
         state = run(loop, params, state, jnp.int32(1000))
         assert run._cache_size() == compiled
