@@ -442,6 +442,27 @@ def test_a_block_whose_layout_is_open_is_never_guessed_silently():
         assert not any("test it" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("key", ["causal", "causal_head", "is_causal"])
+def test_what_a_config_says_of_the_blocks_mask(key):
+    """Windows are causal where it says nothing, as in released code; what it says is read in every layout that may say it."""
+    full, windowed = written("dflash", DFLASH), written(*CASES["dflash, windows"])
+    assert read("dflash", windowed).drafter == CASES["dflash, windows"][1]
+    assert read("dflash", full, **{key: False}).drafter == DFLASH
+    for name, made in (("dflash", full), ("dflash", windowed), ("deepspec", written("deepspec", DSPARK))):
+        assert read(name, made, **{key: True}).drafter.block_mask == "causal"
+    windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9, "use_sliding_window": True}
+    inner = {"dflash_config": windowed.config["dflash_config"] | {key: False}}
+    for name, made, changes in (
+        ("dflash", windowed, {key: False}),
+        ("dflash", windowed, inner),
+        ("deepspec", written("deepspec", DSPARK), windows | {key: False}),
+    ):
+        with pytest.raises(ValueError, match=f"{key} is false, but layers have sliding windows"):
+            read(name, made, **changes)
+    with pytest.raises(ValueError, match=f"{key} is 'no'"):
+        read("dflash", full, **{key: "no"})
+
+
 def test_the_published_names_of_dspark():
     made = written("deepspec", replace(DSPARK, markov="gated"))
     layer = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj self_attn.q_norm self_attn.k_norm"

@@ -4,7 +4,7 @@ The target's embedding and head are in no such folder, or are copies of the targ
 read is named by the config: exported and imported drafters keep that very row.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -32,8 +32,9 @@ from sdjax.targets.hf_config import decoder_to_config
 
 NAME, INNER = "dflash", "dflash_config"
 BlockLayout = Literal["fill_in", "anchor_first"]
+BlockMask = Literal["full", "causal"]
 ANCHOR_FIRST = ("sample_from_anchor", "shift_label", "query_zero_predicts_next")  # three names of one setting
-CAUSAL = ("causal", "causal_head")
+CAUSAL = ("causal", "causal_head", "is_causal")  # and so are these
 HEADS = {  # parts of the heads behind the backbone
     "markov": {
         "before": "markov_head.markov_w1.weight",
@@ -103,7 +104,7 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     mine = {key: value for key, value in config.items() if key not in KEYS | DOMINO | {INNER}}
     layout = layout_from(settings, "fill_in", "as the released code reads it", notes)
     drafter = drafter_from(settings, mine, target, layout, "output", notes)
-    if one_answer(settings, CAUSAL, "the block's mask"):
+    if drafter.block_mask == "causal":
         drafter = on_backbone(Block.jetspec(drafter.taps, drafter.mask_token, drafter.length), drafter)
     drafter = with_gru(drafter, domino, notes)
     tensors = drop_copy(tensors, "embed_tokens.weight", target_params["embed"], notes)
@@ -121,12 +122,12 @@ def with_gru(drafter: Block, settings: Mapping[str, Any], notes: list[str]) -> B
     if first is None:
         notes.append("pure_draft_prefix_len is not given: 0, as the released code reads it")
     recipe = Block.domino(drafter.taps, drafter.mask_token, 0, drafter.length, **given)
-    return on_backbone(recipe, drafter, uncorrected=first or 0, block_mask=drafter.block_mask)
+    return on_backbone(recipe, drafter, uncorrected=first or 0)
 
 
 def on_backbone(recipe: Block, backbone: Block, **changes: Any) -> Block:
-    """`recipe` for the layers, their layout and their windows of `backbone`."""
-    kept = {name: getattr(backbone, name) for name in ("layers", "layout", "shape", "windows")}
+    """`recipe` for the layers, their layout and their masks of `backbone`."""
+    kept = {name: getattr(backbone, name) for name in ("layers", "layout", "block_mask", "shape", "windows")}
     return replace(recipe, **kept, **changes)
 
 
@@ -161,7 +162,8 @@ def drafter_from(
                 f"config.json: target_layer_ids name the last layer, {target.layers - 1}; transformers norms that state, and "
                 "readers differ; block drafters do not tap it"
             )
-    drafter = Block.dflash(taps, mask, length, layers=model.layers, layout=layout, windows=model.windows)
+    block_mask = mask_from(settings, model.windows)
+    drafter = Block.dflash(taps, mask, length, layers=model.layers, layout=layout, block_mask=block_mask, windows=model.windows)
     own = replace(model, layers=1, windows=())
     return drafter if own == replace(drafter.model(target), layers=1, windows=()) else replace(drafter, shape=own)
 
@@ -176,6 +178,18 @@ def layout_from(settings: Mapping[str, Any], default: BlockLayout, why: str, not
         "would load as well, and draft next to nothing"
     )
     return default
+
+
+def mask_from(settings: Mapping[str, Any], windows: Sequence[int | None]) -> BlockMask:
+    """What slots see of each other; ValueError for windows that the config wants to reach ahead, too."""
+    causal = one_answer(settings, CAUSAL, "the block's mask")
+    if causal is False and any(windows):
+        key = next(name for name in CAUSAL if settings.get(name) is False)
+        raise ValueError(
+            f"config.json: {key} is false, but layers have sliding windows, which end at the query here and so are causal "
+            "within the block; this drafter would draft otherwise than it was trained, and is not supported"
+        )
+    return "causal" if causal else "full"
 
 
 def readings(drafter: Block) -> dict[str, Block]:
