@@ -292,6 +292,26 @@ def test_one_key_two_meanings():
         read("eagle3", flat, norm_output=True, architectures=["LlamaForCausalLM"])
 
 
+def test_forged_configs_keep_settings_of_their_targets():
+    """SpecForge's of Qwen targets: windows that are switched off, and a tie that the head's own lm_head contradicts."""
+    made = written("eagle3", PAPER)
+    off = {"max_window_layers": 36, "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True}
+    for changes in (off, off | {"sliding_window": 131072, "tie_word_embeddings": False}, {"max_window_layers": 64}):
+        found = read("eagle3", made, **changes)
+        assert found.drafter == PAPER and same(found.params, params_of(PAPER))
+        tied = [note for note in found.notes if "tie_word_embeddings is true, but lm_head.weight is there" in note]
+        assert len(tied) == changes.get("tie_word_embeddings", False)
+    with pytest.raises(ValueError, match="use_sliding_window is true; a head's layer sees all positions here"):
+        read("eagle3", made, **off | {"use_sliding_window": True, "sliding_window": 4096})
+    with pytest.raises(ValueError, match="sliding_window=4096 is not known"):
+        read("eagle3", made, sliding_window=4096)
+    with pytest.raises(ValueError, match="max_window_layers=36 is not known"):
+        read("eagle3", made, **off, architectures=["LlamaForCausalLM"])
+    bare = {name: found for name, found in made.tensors.items() if name != "lm_head.weight"}
+    with pytest.raises(ValueError, match=r"tie_word_embeddings is true and lm_head\.weight is missing"):
+        read("eagle3", made._replace(tensors=bare), tie_word_embeddings=True)
+
+
 @pytest.mark.parametrize(
     "case, changes, words",
     [
@@ -305,7 +325,6 @@ def test_one_key_two_meanings():
         ("eagle3", {"draft_vocab_size": 21}, r"d2t is int64 \[20\]"),
         ("eagle3", {"max_position_embeddings": ...}, "max_position_embeddings is None"),
         ("eagle3", {"rope_theta": -1}, "rope_theta is -1"),
-        ("eagle3", {"tie_word_embeddings": True}, "lm_head of its own"),
         ("eagle3", {"target_hidden_size": 16}, "target_hidden_size is 16"),
         ("eagle3", {"fc_norm": True}, r"missing fc_norm\.0\.weight"),
         ("eagle3, norms", {"fc_norm": False}, r"unexpected fc_norm\.0\.weight"),

@@ -60,13 +60,22 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     notes: list[str] = []
     forged = config.get("architectures") == [FORGED]
     shape = {key: value for key, value in config.items() if key not in OWN_KEYS}
-    layer = layer_from_config(shape | ({"architectures": ["LlamaForCausalLM"]} if forged else {}), target, notes)
+    layer = layer_from_config(as_llama(shape) if forged else shape, target, notes)
     check_fed_back(config, forged, notes)
     taps = taps_from_config(config, target.layers, notes)
     prefix = "midlayer." if "midlayer.hidden_norm.weight" in tensors else LATER_PREFIX
     flags: dict[str, Any] = {key: flag(config, key, False, notes) for key in FLAGS}
     drafter = Eagle3(taps, layer=layer, **flags)
     return finish(drafter, tensors, config, target, target_params, prefix, notes)
+
+
+def as_llama(shape: Config) -> Config:
+    """SpecForge's architecture as Llama's, without what its configs keep of Qwen targets: windows that are switched off."""
+    if flag(shape, "use_sliding_window", False, []):
+        raise ValueError("config.json: use_sliding_window is true; a head's layer sees all positions here")
+    off = shape.get("use_sliding_window") is False  # without that switch a width may well be meant
+    inert = {"max_window_layers", "use_sliding_window"} | ({"sliding_window"} if off else set())
+    return {key: value for key, value in shape.items() if key not in inert} | {"architectures": ["LlamaForCausalLM"]}
 
 
 def check_fed_back(config: Mapping[str, Any], forged: bool, notes: list[str]) -> None:
@@ -127,8 +136,13 @@ def finish(
     notes: list[str],
 ) -> Imported:
     """The head's vocabulary and its weights, for a drafter that has all but them."""
-    if config.get("tie_word_embeddings"):
-        raise ValueError("config.json: tie_word_embeddings is true, but an EAGLE-3 head has an lm_head of its own; write false")
+    if flag(config, "tie_word_embeddings", False, []):
+        if "lm_head.weight" not in tensors:
+            raise ValueError(
+                "config.json: tie_word_embeddings is true and lm_head.weight is missing, but an EAGLE-3 head has an lm_head of "
+                "its own; fetch or write the tensors again"
+            )
+        notes.append("tie_word_embeddings is true, but lm_head.weight is there: the head is not tied")
     if config.get("target_hidden_size", target.width) not in (None, target.width):
         raise ValueError(f"config.json: target_hidden_size is {config['target_hidden_size']}, the target's {target.width}")
     if drafter.norm_before_fc and drafter.fc_norm:
