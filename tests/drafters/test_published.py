@@ -1,6 +1,7 @@
 """Drafters in published layouts come back as they were, draft the same, and folders that contradict themselves are refused."""
 
 import json
+import re
 import struct
 import zipfile
 from dataclasses import replace
@@ -246,8 +247,32 @@ def test_taps_in_a_flat_config():
     assert taps(eagle_aux_hidden_state_layer_ids=[1, 3, 4]) == (0, 2, 3)
     with pytest.raises(ValueError, match="names different states"):
         taps(eagle_aux_hidden_state_layer_ids=[1, 3, 4], **nested(1, 3, 4))
+    assert taps(eagle_config={"layer_ids": [1, 3, 4]}) == (0, 2, 3)
+    assert taps(eagle_config={"layer_ids": [2, 4, 6], "eagle_aux_hidden_state_layer_ids": [2, 4, 6]}) == (1, 3, 5)
+    found = read("eagle3", made, eagle_config={"layer_ids": [1, 3, 4]})
+    assert not any("no layer ids are given" in note for note in found.notes)
+    with pytest.raises(ValueError, match=r"names different states.*eagle_config\.layer_ids"):
+        taps(eagle_config={"layer_ids": [1, 3, 4]}, eagle_aux_hidden_state_layer_ids=[2, 4, 5])
     with pytest.raises(ValueError, match=r"fc.weight has shape \[8, 24\], expected \[8, 32\]"):
         taps(**nested(2, 4, 6, 7))
+
+
+def test_the_nested_config_is_read_to_the_last_setting():
+    """What ModelOpt writes of an ordinary head is known; what would change the head is refused by name."""
+    made, layers = written("eagle3", PAPER), {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "use_aux_hidden_state": True}
+    norms = {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False}
+    more = {"next_layer_regular": True, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": None}
+    assert read("eagle3", made, eagle_config=layers | norms | more).drafter == PAPER
+    for changes, words in (
+        ({"use_last_layernorm": False}, "eagle_config.use_last_layernorm is false"),
+        ({"use_input_layernorm_in_first_layer": False}, "eagle_config.use_input_layernorm_in_first_layer is false"),
+        ({"use_mtp_layernorm": True}, "eagle_config has {'use_mtp_layernorm': True}, which are not supported"),
+        ({"parallel_draft_step": 4}, "eagle_config has {'parallel_draft_step': 4}"),
+        ({"capture_layers": [1, 3, 4]}, "eagle_config has {'capture_layers': [1, 3, 4]}"),
+        ({"return_hidden_post_norm": True}, "eagle_config has {'return_hidden_post_norm': True}"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            read("eagle3", made, eagle_config=layers | changes)
 
 
 @pytest.mark.parametrize("scaling", [None, LinearScaling(4.0), Llama3Scaling(8.0, 1.0, 4.0, 64), YarnScaling(4.0, 64)])

@@ -25,7 +25,7 @@ from sdjax.drafters.published.base import (
     need_class,
     take,
 )
-from sdjax.drafters.published.settings import flag, shape_from_config, whole
+from sdjax.drafters.published.settings import flag, refuse_unknown, shape_from_config, whole
 from sdjax.drafters.published.taps import Counting, ids_of, taps_from
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.hf_config import decoder_to_config
@@ -100,7 +100,7 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
         raise ValueError(f"config.json: {INNER} is {inner!r}; it must be an object")
     settings = {key: one_value(config, inner, key) for key in KEYS}
     domino = {key: one_value(config, inner, key) for key in DOMINO}
-    refuse_unknown(inner)
+    refuse_unknown(inner, KEYS | DOMINO, INNER)
     mine = {key: value for key, value in config.items() if key not in KEYS | DOMINO | {INNER}}
     layout = layout_from(settings, "fill_in", "as the released code reads it", notes)
     drafter = drafter_from(settings, mine, target, layout, "output", notes)
@@ -259,15 +259,6 @@ def one_value(outer: Mapping[str, Any], inner: Mapping[str, Any], key: str) -> A
     if len(found) == 2 and found[0] != found[1]:
         raise ValueError(f"config.json: {key} is {found[0]!r} in {INNER} and {found[1]!r} above it")
     return found[0] if found else None
-
-
-def refuse_unknown(inner: Mapping[str, Any]) -> None:
-    """Raises ValueError for a setting that we do not compute, and that is switched on."""
-    neutral: tuple[Any, ...] = (None, False, [], {}, "", 0, 1.0)
-    unknown = {key: value for key, value in inner.items() if key not in KEYS | DOMINO}
-    strange = {key: value for key, value in unknown.items() if value is True or value not in neutral}
-    if strange:
-        raise ValueError(f"config.json: {INNER} has {strange}, which are not supported; they change what the drafter computes")
 
 
 LAYOUT = Layout(NAME, claims, to_published, from_published)
