@@ -361,7 +361,8 @@ def test_forged_configs_keep_settings_of_their_targets():
         ("speculators", {"speculators_config": ...}, "proposal_methods is missing"),
         ("speculators", {"norm_before_fc": True}, r"missing input_norm\.weight"),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "layer id 9"),
-        ("medusa", {"medusa_num_heads": 4}, "medusa_num_heads is 4, but the tensors are of 5 heads"),
+        ("medusa", {"medusa_num_heads": 6}, "medusa_num_heads is 6, but the tensors are of 5 heads"),
+        ("medusa", {"medusa_num_heads": None}, "medusa_num_heads is None"),
         ("medusa", {"medusa_num_layers": 2}, "medusa_num_layers is 2"),
         ("medusa", {"vocab_size": 32}, "vocab_size is 32"),
         ("hydra", {"hydra_num_heads": 5}, "hydra_num_heads is 5"),
@@ -541,6 +542,15 @@ def test_heads_without_matrices_share_the_targets():
     legacy = {f"medusa_head.{name}": found for name, found in made.tensors.items() if "linear" in name}
     found = read("medusa", made._replace(tensors=legacy))
     assert found.drafter == Medusa(CHAIN, 3) and same(found.params, params_of(Medusa(CHAIN, 3)))
+
+
+def test_heads_that_the_config_does_not_count_are_taken():
+    """The authors' uploads say 2, and their code builds five."""
+    drafter = CASES["medusa"][1]
+    found = read("medusa", written("medusa", drafter), medusa_num_heads=2)
+    assert found.drafter == drafter and same(found.params, params_of(drafter))
+    assert any("medusa_num_heads is 2, but the tensors are of 5 heads: all are taken" in note for note in found.notes)
+    assert not any("medusa_num_heads" in note for note in read("medusa", written("medusa", drafter)).notes)
 
 
 def test_a_head_that_borrows_the_targets_gets_a_copy():
