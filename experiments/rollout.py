@@ -68,7 +68,7 @@ def rollout(config: RolloutConfig, model: Model, console: Console | None = None)
         origin = Origin.of(model, None, config.seed, recipe(config, model, []))
         with first_process_first("corpus"):
             return finish(config, given(config.prompts, model), origin, config.prompts.longest or None, console)
-    requests, sampler = plan(config, model)
+    requests, sampler = plan(config, model, console)
     origin = Origin.of(model, config.warp.temperature, config.seed, recipe(config, model, requests))
     if in_every_process(config.folder):
         return finish(config, [], origin, None, console)
@@ -95,7 +95,7 @@ def in_every_process(folder: Path) -> bool:
     return all(seen)
 
 
-def plan(config: RolloutConfig, model: Model) -> tuple[list[Request], Sampler]:
+def plan(config: RolloutConfig, model: Model, console: Console) -> tuple[list[Request], Sampler]:
     """What is asked, and how the target goes on from it."""
     layout, params = config.mesh.layout(DECODE, jax.local_devices()), model.params
     if layout is not None:
@@ -118,7 +118,18 @@ def plan(config: RolloutConfig, model: Model) -> tuple[list[Request], Sampler]:
     else:
         raise ValueError(f"prompts is {config.prompts!r}; nothing is sampled from it")
     requests = [Request(p.id, p.category, encode(model.tokenizer, p, [], chat)) for p in prompts]
-    return [request for request in requests if len(request.tokens) <= config.longest_prompt], Answers(answer)
+    return short_enough(requests, config.longest_prompt, console), Answers(answer)
+
+
+def short_enough(requests: Sequence[Request], longest: int, console: Console) -> list[Request]:
+    """Those of at most so many tokens; where others are left out, a line says how many."""
+    short = [request for request in requests if len(request.tokens) <= longest]
+    if left_out := len(requests) - len(short):
+        console.print(
+            f"{left_out} of {len(requests)} prompts are longer than {longest} tokens and left out; --longest-prompt takes more",
+            soft_wrap=True,
+        )
+    return short
 
 
 def given(source: Conversations | Texts, model: Model) -> Iterable[Document]:

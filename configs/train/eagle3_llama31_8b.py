@@ -9,7 +9,8 @@ The rotary base is the target's; the published head has 10,000.
 The corpus is the target's own answers:
 
     python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name llama31-8b-prompts --corpora corpora \
-        --target.name meta-llama/Llama-3.1-8B-Instruct --target.dtype bfloat16 --prompts.file PATH --max-new 1024
+        --target.name meta-llama/Llama-3.1-8B-Instruct --target.dtype bfloat16 --prompts.file PATH \
+        --longest-prompt 1024 --max-new 1024
 """
 
 from experiments.config import TargetConfig

@@ -8,7 +8,8 @@ the latter epochs (theirs are 10) · tokens of the corpus / (rows · length).
 The corpus is the target's own answers:
 
     python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name qwen3-8b-prompts --corpora corpora \
-        --target.name Qwen/Qwen3-8B --target.dtype bfloat16 --prompts.file PATH --max-new 2048
+        --target.name Qwen/Qwen3-8B --target.dtype bfloat16 --prompts.file PATH \
+        --longest-prompt 1024 --max-new 2048
 """
 
 from experiments.config import TargetConfig

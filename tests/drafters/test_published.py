@@ -1,6 +1,7 @@
 """Drafters in published layouts come back as they were, draft the same, and folders that contradict themselves are refused."""
 
 import json
+import re
 import struct
 import zipfile
 from dataclasses import replace
@@ -246,8 +247,32 @@ def test_taps_in_a_flat_config():
     assert taps(eagle_aux_hidden_state_layer_ids=[1, 3, 4]) == (0, 2, 3)
     with pytest.raises(ValueError, match="names different states"):
         taps(eagle_aux_hidden_state_layer_ids=[1, 3, 4], **nested(1, 3, 4))
+    assert taps(eagle_config={"layer_ids": [1, 3, 4]}) == (0, 2, 3)
+    assert taps(eagle_config={"layer_ids": [2, 4, 6], "eagle_aux_hidden_state_layer_ids": [2, 4, 6]}) == (1, 3, 5)
+    found = read("eagle3", made, eagle_config={"layer_ids": [1, 3, 4]})
+    assert not any("no layer ids are given" in note for note in found.notes)
+    with pytest.raises(ValueError, match=r"names different states.*eagle_config\.layer_ids"):
+        taps(eagle_config={"layer_ids": [1, 3, 4]}, eagle_aux_hidden_state_layer_ids=[2, 4, 5])
     with pytest.raises(ValueError, match=r"fc.weight has shape \[8, 24\], expected \[8, 32\]"):
         taps(**nested(2, 4, 6, 7))
+
+
+def test_the_nested_config_is_read_to_the_last_setting():
+    """What ModelOpt writes of an ordinary head is known; what would change the head is refused by name."""
+    made, layers = written("eagle3", PAPER), {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "use_aux_hidden_state": True}
+    norms = {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False}
+    more = {"next_layer_regular": True, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": None}
+    assert read("eagle3", made, eagle_config=layers | norms | more).drafter == PAPER
+    for changes, words in (
+        ({"use_last_layernorm": False}, "eagle_config.use_last_layernorm is false"),
+        ({"use_input_layernorm_in_first_layer": False}, "eagle_config.use_input_layernorm_in_first_layer is false"),
+        ({"use_mtp_layernorm": True}, "eagle_config has {'use_mtp_layernorm': True}, which are not supported"),
+        ({"parallel_draft_step": 4}, "eagle_config has {'parallel_draft_step': 4}"),
+        ({"capture_layers": [1, 3, 4]}, "eagle_config has {'capture_layers': [1, 3, 4]}"),
+        ({"return_hidden_post_norm": True}, "eagle_config has {'return_hidden_post_norm': True}"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            read("eagle3", made, eagle_config=layers | changes)
 
 
 @pytest.mark.parametrize("scaling", [None, LinearScaling(4.0), Llama3Scaling(8.0, 1.0, 4.0, 64), YarnScaling(4.0, 64)])
@@ -292,6 +317,26 @@ def test_one_key_two_meanings():
         read("eagle3", flat, norm_output=True, architectures=["LlamaForCausalLM"])
 
 
+def test_forged_configs_keep_settings_of_their_targets():
+    """SpecForge's of Qwen targets: windows that are switched off, and a tie that the head's own lm_head contradicts."""
+    made = written("eagle3", PAPER)
+    off = {"max_window_layers": 36, "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True}
+    for changes in (off, off | {"sliding_window": 131072, "tie_word_embeddings": False}, {"max_window_layers": 64}):
+        found = read("eagle3", made, **changes)
+        assert found.drafter == PAPER and same(found.params, params_of(PAPER))
+        tied = [note for note in found.notes if "tie_word_embeddings is true, but lm_head.weight is there" in note]
+        assert len(tied) == changes.get("tie_word_embeddings", False)
+    with pytest.raises(ValueError, match="use_sliding_window is true; a head's layer sees all positions here"):
+        read("eagle3", made, **off | {"use_sliding_window": True, "sliding_window": 4096})
+    with pytest.raises(ValueError, match="sliding_window=4096 is not known"):
+        read("eagle3", made, sliding_window=4096)
+    with pytest.raises(ValueError, match="max_window_layers=36 is not known"):
+        read("eagle3", made, **off, architectures=["LlamaForCausalLM"])
+    bare = {name: found for name, found in made.tensors.items() if name != "lm_head.weight"}
+    with pytest.raises(ValueError, match=r"tie_word_embeddings is true and lm_head\.weight is missing"):
+        read("eagle3", made._replace(tensors=bare), tie_word_embeddings=True)
+
+
 @pytest.mark.parametrize(
     "case, changes, words",
     [
@@ -305,7 +350,6 @@ def test_one_key_two_meanings():
         ("eagle3", {"draft_vocab_size": 21}, r"d2t is int64 \[20\]"),
         ("eagle3", {"max_position_embeddings": ...}, "max_position_embeddings is None"),
         ("eagle3", {"rope_theta": -1}, "rope_theta is -1"),
-        ("eagle3", {"tie_word_embeddings": True}, "lm_head of its own"),
         ("eagle3", {"target_hidden_size": 16}, "target_hidden_size is 16"),
         ("eagle3", {"fc_norm": True}, r"missing fc_norm\.0\.weight"),
         ("eagle3, norms", {"fc_norm": False}, r"unexpected fc_norm\.0\.weight"),
@@ -317,7 +361,8 @@ def test_one_key_two_meanings():
         ("speculators", {"speculators_config": ...}, "proposal_methods is missing"),
         ("speculators", {"norm_before_fc": True}, r"missing input_norm\.weight"),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "layer id 9"),
-        ("medusa", {"medusa_num_heads": 4}, "medusa_num_heads is 4, but the tensors are of 5 heads"),
+        ("medusa", {"medusa_num_heads": 6}, "medusa_num_heads is 6, but the tensors are of 5 heads"),
+        ("medusa", {"medusa_num_heads": None}, "medusa_num_heads is None"),
         ("medusa", {"medusa_num_layers": 2}, "medusa_num_layers is 2"),
         ("medusa", {"vocab_size": 32}, "vocab_size is 32"),
         ("hydra", {"hydra_num_heads": 5}, "hydra_num_heads is 5"),
@@ -442,6 +487,27 @@ def test_a_block_whose_layout_is_open_is_never_guessed_silently():
         assert not any("test it" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("key", ["causal", "causal_head", "is_causal"])
+def test_what_a_config_says_of_the_blocks_mask(key):
+    """Windows are causal where it says nothing, as in released code; what it says is read in every layout that may say it."""
+    full, windowed = written("dflash", DFLASH), written(*CASES["dflash, windows"])
+    assert read("dflash", windowed).drafter == CASES["dflash, windows"][1]
+    assert read("dflash", full, **{key: False}).drafter == DFLASH
+    for name, made in (("dflash", full), ("dflash", windowed), ("deepspec", written("deepspec", DSPARK))):
+        assert read(name, made, **{key: True}).drafter.block_mask == "causal"
+    windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9, "use_sliding_window": True}
+    inner = {"dflash_config": windowed.config["dflash_config"] | {key: False}}
+    for name, made, changes in (
+        ("dflash", windowed, {key: False}),
+        ("dflash", windowed, inner),
+        ("deepspec", written("deepspec", DSPARK), windows | {key: False}),
+    ):
+        with pytest.raises(ValueError, match=f"{key} is false, but layers have sliding windows"):
+            read(name, made, **changes)
+    with pytest.raises(ValueError, match=f"{key} is 'no'"):
+        read("dflash", full, **{key: "no"})
+
+
 def test_the_published_names_of_dspark():
     made = written("deepspec", replace(DSPARK, markov="gated"))
     layer = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj self_attn.q_norm self_attn.k_norm"
@@ -476,6 +542,15 @@ def test_heads_without_matrices_share_the_targets():
     legacy = {f"medusa_head.{name}": found for name, found in made.tensors.items() if "linear" in name}
     found = read("medusa", made._replace(tensors=legacy))
     assert found.drafter == Medusa(CHAIN, 3) and same(found.params, params_of(Medusa(CHAIN, 3)))
+
+
+def test_heads_that_the_config_does_not_count_are_taken():
+    """The authors' uploads say 2, and their code builds five."""
+    drafter = CASES["medusa"][1]
+    found = read("medusa", written("medusa", drafter), medusa_num_heads=2)
+    assert found.drafter == drafter and same(found.params, params_of(drafter))
+    assert any("medusa_num_heads is 2, but the tensors are of 5 heads: all are taken" in note for note in found.notes)
+    assert not any("medusa_num_heads" in note for note in read("medusa", written("medusa", drafter)).notes)
 
 
 def test_a_head_that_borrows_the_targets_gets_a_copy():

@@ -5,11 +5,12 @@ from dataclasses import replace
 import jax
 import pytest
 
-from experiments.config import MeshConfig, TargetConfig, config_files, find_config, load_file, parse
+from configs.smollm2 import SHIPPED
+from experiments.config import DecodeConfig, MeshConfig, TargetConfig, config_files, find_config, load_file, parse
 from experiments.decode import main
 from sdjax.mesh.layout import TRAIN
 from sdjax.study.methods import Method, Sampling, arms
-from sdjax.study.prompts import Prompts
+from sdjax.study.prompts import Prompts, load_prompts
 from tests.experiments.tiny_model import config, model
 
 DEMO = "configs/decode/smollm2_humaneval.py"
@@ -83,6 +84,23 @@ def test_every_config_says_its_command(path):
     module = load_file(path)
     assert f"--config configs/decode/{path.name}" in module.__doc__
     assert module.get_config().name == path.stem
+
+
+def chose(weights):
+    """The prompts by which a training run chose these weights; none where no config here trains them."""
+    runs = {f"runs/train/{path.stem}/drafter": path for path in config_files("train")}
+    runs |= {shipped: runs[f"runs/train/{family}_smollm2/drafter"] for family, shipped in SHIPPED.items()}
+    return {load_file(runs[weights]).get_config().held_out.prompts} if weights in runs else set()
+
+
+@pytest.mark.parametrize("path", config_files("decode") + config_files("sweep"), ids=lambda path: path.stem)
+def test_no_comparison_is_judged_by_what_chose_its_checkpoints(path):
+    config = load_file(path).get_config()
+    held_out = set().union(*(chose(method.weights) for method in config.methods.values()))
+    judges = {config.prompts} if isinstance(config, DecodeConfig) else set(config.sets.values())
+    ids = lambda sources: {prompt.id for prompts in sources for prompt in load_prompts(prompts)}
+    assert bool(held_out) == any(method.weights for method in config.methods.values())
+    assert not held_out or not ids(held_out) & ids(judges)
 
 
 def test_a_missing_prompt_file_is_explained(capsys):

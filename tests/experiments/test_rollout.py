@@ -57,6 +57,16 @@ def test_prompts_are_answered_once(tmp_path):
     assert run(config(tmp_path))[0].identity == manifest.identity
 
 
+def test_prompts_that_are_too_long_are_counted(tmp_path):
+    """They were left out without a word."""
+    lengths = [len(model().tokenizer.encode(f"u {text}. a ")) for text in TEXTS.text]
+    manifest, printed = run(config(tmp_path, longest_prompt=min(lengths)))
+    assert manifest.documents == lengths.count(min(lengths)) < len(lengths)
+    left_out = f"{len(lengths) - manifest.documents} of {len(lengths)} prompts are longer than {min(lengths)} tokens"
+    assert f"{left_out} and left out; --longest-prompt" in printed
+    assert "left out" not in run(config(tmp_path, name="all", longest_prompt=max(lengths)))[1]
+
+
 def test_hosts_share_the_work(tmp_path):
     alone, _ = run(config(tmp_path / "alone"))
     first, printed = run(config(tmp_path, hosts=2, host=0))

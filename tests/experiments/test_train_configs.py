@@ -1,5 +1,6 @@
 """Every training config builds: its drafter fits the shape of its target, and a step of it traces there, without weights."""
 
+import shlex
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from configs.shapes import LLAMA31_8B, QWEN3_4B, QWEN3_8B, SMOLLM2_135M
-from experiments.config import config_files, load_file
+from experiments.config import config_files, load_file, parse
+from experiments.launch import ROOT
+from experiments.rollout_config import RolloutConfig
 from experiments.train import check_fit
 from experiments.train_config import TrainConfig
 from sdjax.core.spec import check_params
@@ -48,6 +51,18 @@ def shapes(specs):
 @pytest.mark.parametrize("ending", ["tiny", "smollm2"])
 def test_every_family_has_one(ending):
     assert {f"{family}_{ending}" for family in FAMILIES} <= CONFIGS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, path in CONFIGS.items() if "experiments.rollout" in path.read_text()])
+def test_its_corpus_is_that_of_its_command(name):
+    """With prompts as long as docs/pod.md takes them, and rows that hold a prompt with its answer."""
+    module = load_file(CONFIGS[name])
+    command = module.__doc__.partition("experiments.rollout ")[2].partition("\n\n")[0].replace("\\\n", " ")
+    made, config = parse(shlex.split(command), "rollout", "rollout", RolloutConfig), module.get_config()
+    assert config.corpora == (str(made.folder),) and config.target == made.target
+    page = (ROOT / "docs" / "pod.md").read_text(encoding="utf-8")
+    assert f"--longest-prompt {made.longest_prompt}\n" in page
+    assert made.longest_prompt + made.max_new <= config.length
 
 
 @every_config

@@ -4,7 +4,7 @@ The target's embedding and head are in no such folder, or are copies of the targ
 read is named by the config: exported and imported drafters keep that very row.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -25,15 +25,16 @@ from sdjax.drafters.published.base import (
     need_class,
     take,
 )
-from sdjax.drafters.published.settings import flag, shape_from_config, whole
+from sdjax.drafters.published.settings import flag, refuse_unknown, shape_from_config, whole
 from sdjax.drafters.published.taps import Counting, ids_of, taps_from
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.hf_config import decoder_to_config
 
 NAME, INNER = "dflash", "dflash_config"
 BlockLayout = Literal["fill_in", "anchor_first"]
+BlockMask = Literal["full", "causal"]
 ANCHOR_FIRST = ("sample_from_anchor", "shift_label", "query_zero_predicts_next")  # three names of one setting
-CAUSAL = ("causal", "causal_head")
+CAUSAL = ("causal", "causal_head", "is_causal")  # and so are these
 HEADS = {  # parts of the heads behind the backbone
     "markov": {
         "before": "markov_head.markov_w1.weight",
@@ -99,11 +100,11 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
         raise ValueError(f"config.json: {INNER} is {inner!r}; it must be an object")
     settings = {key: one_value(config, inner, key) for key in KEYS}
     domino = {key: one_value(config, inner, key) for key in DOMINO}
-    refuse_unknown(inner)
+    refuse_unknown(inner, KEYS | DOMINO, INNER)
     mine = {key: value for key, value in config.items() if key not in KEYS | DOMINO | {INNER}}
     layout = layout_from(settings, "fill_in", "as the released code reads it", notes)
     drafter = drafter_from(settings, mine, target, layout, "output", notes)
-    if one_answer(settings, CAUSAL, "the block's mask"):
+    if drafter.block_mask == "causal":
         drafter = on_backbone(Block.jetspec(drafter.taps, drafter.mask_token, drafter.length), drafter)
     drafter = with_gru(drafter, domino, notes)
     tensors = drop_copy(tensors, "embed_tokens.weight", target_params["embed"], notes)
@@ -121,12 +122,12 @@ def with_gru(drafter: Block, settings: Mapping[str, Any], notes: list[str]) -> B
     if first is None:
         notes.append("pure_draft_prefix_len is not given: 0, as the released code reads it")
     recipe = Block.domino(drafter.taps, drafter.mask_token, 0, drafter.length, **given)
-    return on_backbone(recipe, drafter, uncorrected=first or 0, block_mask=drafter.block_mask)
+    return on_backbone(recipe, drafter, uncorrected=first or 0)
 
 
 def on_backbone(recipe: Block, backbone: Block, **changes: Any) -> Block:
-    """`recipe` for the layers, their layout and their windows of `backbone`."""
-    kept = {name: getattr(backbone, name) for name in ("layers", "layout", "shape", "windows")}
+    """`recipe` for the layers, their layout and their masks of `backbone`."""
+    kept = {name: getattr(backbone, name) for name in ("layers", "layout", "block_mask", "shape", "windows")}
     return replace(recipe, **kept, **changes)
 
 
@@ -161,7 +162,8 @@ def drafter_from(
                 f"config.json: target_layer_ids name the last layer, {target.layers - 1}; transformers norms that state, and "
                 "readers differ; block drafters do not tap it"
             )
-    drafter = Block.dflash(taps, mask, length, layers=model.layers, layout=layout, windows=model.windows)
+    block_mask = mask_from(settings, model.windows)
+    drafter = Block.dflash(taps, mask, length, layers=model.layers, layout=layout, block_mask=block_mask, windows=model.windows)
     own = replace(model, layers=1, windows=())
     return drafter if own == replace(drafter.model(target), layers=1, windows=()) else replace(drafter, shape=own)
 
@@ -176,6 +178,18 @@ def layout_from(settings: Mapping[str, Any], default: BlockLayout, why: str, not
         "would load as well, and draft next to nothing"
     )
     return default
+
+
+def mask_from(settings: Mapping[str, Any], windows: Sequence[int | None]) -> BlockMask:
+    """What slots see of each other; ValueError for windows that the config wants to reach ahead, too."""
+    causal = one_answer(settings, CAUSAL, "the block's mask")
+    if causal is False and any(windows):
+        key = next(name for name in CAUSAL if settings.get(name) is False)
+        raise ValueError(
+            f"config.json: {key} is false, but layers have sliding windows, which end at the query here and so are causal "
+            "within the block; this drafter would draft otherwise than it was trained, and is not supported"
+        )
+    return "causal" if causal else "full"
 
 
 def readings(drafter: Block) -> dict[str, Block]:
@@ -245,15 +259,6 @@ def one_value(outer: Mapping[str, Any], inner: Mapping[str, Any], key: str) -> A
     if len(found) == 2 and found[0] != found[1]:
         raise ValueError(f"config.json: {key} is {found[0]!r} in {INNER} and {found[1]!r} above it")
     return found[0] if found else None
-
-
-def refuse_unknown(inner: Mapping[str, Any]) -> None:
-    """Raises ValueError for a setting that we do not compute, and that is switched on."""
-    neutral: tuple[Any, ...] = (None, False, [], {}, "", 0, 1.0)
-    unknown = {key: value for key, value in inner.items() if key not in KEYS | DOMINO}
-    strange = {key: value for key, value in unknown.items() if value is True or value not in neutral}
-    if strange:
-        raise ValueError(f"config.json: {INNER} has {strange}, which are not supported; they change what the drafter computes")
 
 
 LAYOUT = Layout(NAME, claims, to_published, from_published)

@@ -23,7 +23,7 @@ from sdjax.drafters.published.base import (
     need_no_bias,
     take,
 )
-from sdjax.drafters.published.settings import flag, layer_from_config, layer_to_config, whole
+from sdjax.drafters.published.settings import flag, layer_from_config, layer_to_config, refuse_unknown, whole
 from sdjax.drafters.published.taps import Counting, default_taps, ids_of, taps_from
 from sdjax.drafters.published.vocabulary import from_offsets, to_offsets, without_offsets
 from sdjax.targets.decoder import Decoder, Tap
@@ -31,7 +31,10 @@ from sdjax.targets.decoder import Decoder, Tap
 NAME, FORGED = "eagle3", "LlamaForCausalLMEagle3"
 IDS = "eagle_aux_hidden_state_layer_ids"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm")
-OWN_KEYS = {"draft_vocab_size", "target_hidden_size", "norm_output", "eagle_config", IDS, *FLAGS}
+INNER, INNER_IDS = "eagle_config", "layer_ids"
+EVERY_HEAD = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
+INNER_KEYS = {IDS, INNER_IDS, "next_layer_regular", *EVERY_HEAD}  # regular: layers behind the first, of which a head has none
+OWN_KEYS = {"draft_vocab_size", "target_hidden_size", "norm_output", INNER, IDS, *FLAGS}
 LATER_PREFIX = "layers.0."  # SGLang's name since 2026; it reads the old one too
 
 
@@ -60,13 +63,22 @@ def from_published(tensors: Tensors, config: Config, target: Decoder, target_par
     notes: list[str] = []
     forged = config.get("architectures") == [FORGED]
     shape = {key: value for key, value in config.items() if key not in OWN_KEYS}
-    layer = layer_from_config(shape | ({"architectures": ["LlamaForCausalLM"]} if forged else {}), target, notes)
+    layer = layer_from_config(as_llama(shape) if forged else shape, target, notes)
     check_fed_back(config, forged, notes)
     taps = taps_from_config(config, target.layers, notes)
     prefix = "midlayer." if "midlayer.hidden_norm.weight" in tensors else LATER_PREFIX
     flags: dict[str, Any] = {key: flag(config, key, False, notes) for key in FLAGS}
     drafter = Eagle3(taps, layer=layer, **flags)
     return finish(drafter, tensors, config, target, target_params, prefix, notes)
+
+
+def as_llama(shape: Config) -> Config:
+    """SpecForge's architecture as Llama's, without what its configs keep of Qwen targets: windows that are switched off."""
+    if flag(shape, "use_sliding_window", False, []):
+        raise ValueError("config.json: use_sliding_window is true; a head's layer sees all positions here")
+    off = shape.get("use_sliding_window") is False  # without that switch a width may well be meant
+    inert = {"max_window_layers", "use_sliding_window"} | ({"sliding_window"} if off else set())
+    return {key: value for key, value in shape.items() if key not in inert} | {"architectures": ["LlamaForCausalLM"]}
 
 
 def check_fed_back(config: Mapping[str, Any], forged: bool, notes: list[str]) -> None:
@@ -93,28 +105,42 @@ def taps_to_config(taps: tuple[Tap, ...], layers: int) -> Config:
             f"the taps {taps} are inputs of layers {ids}; SGLang takes ids that start with 1 for outputs, and would read "
             "other states; export as 'speculators'"
         )
-    return {IDS: ids, "eagle_config": {IDS: ids, "use_aux_hidden_state": True}}
+    return {IDS: ids, INNER: {IDS: ids, "use_aux_hidden_state": True}}
 
 
 def taps_from_config(config: Mapping[str, Any], layers: int, notes: list[str]) -> tuple[Tap, ...]:
-    """Ids above `eagle_config` are inputs of layers (vLLM); in it, outputs where the first is 1, else inputs (SGLang)."""
-    nested = config.get("eagle_config") or {}
-    if not isinstance(nested, Mapping):
-        raise ValueError(f"config.json: eagle_config is {nested!r}; it must be an object")
-    if nested.get("use_aux_hidden_state") is False:
-        raise ValueError("config.json: eagle_config.use_aux_hidden_state is false; an EAGLE-3 head reads tapped states")
+    """Ids above `eagle_config` are inputs of layers (vLLM); in it, outputs where the first is 1, else inputs (SGLang).
+
+    `layer_ids` in it, an older name, are inputs (vLLM).
+    """
+    nested = inner_settings(config)
     found: dict[str, tuple[Tap, ...]] = {}
     if config.get(IDS) is not None:
         found[IDS] = taps_from(config[IDS], "input", layers)
     if nested.get(IDS) is not None:
         counting: Counting = "output" if list(nested[IDS])[:1] == [1] else "input"
-        found[f"eagle_config.{IDS}"] = taps_from(nested[IDS], counting, layers)
-        notes.append(f"eagle_config's layer ids {nested[IDS]} are {counting}s of layers, by SGLang's rule")
+        found[f"{INNER}.{IDS}"] = taps_from(nested[IDS], counting, layers)
+        notes.append(f"{INNER}'s layer ids {nested[IDS]} are {counting}s of layers, by SGLang's rule")
+    if nested.get(INNER_IDS) is not None:
+        found[f"{INNER}.{INNER_IDS}"] = taps_from(nested[INNER_IDS], "input", layers)
+        notes.append(f"{INNER}.{INNER_IDS} {nested[INNER_IDS]} are inputs of layers, by vLLM's rule")
     if len(set(found.values())) > 1:
         raise ValueError(
             f"config.json names different states: {', '.join(f'{key} means {taps}' for key, taps in found.items())}"
         )
     return next(iter(found.values())) if found else default_taps(layers, notes)
+
+
+def inner_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`eagle_config`; ValueError for a setting in it that makes the head another one."""
+    nested = config.get(INNER) or {}
+    if not isinstance(nested, Mapping):
+        raise ValueError(f"config.json: {INNER} is {nested!r}; it must be an object")
+    lacking = [key for key in EVERY_HEAD if not flag(nested, key, True, [])]
+    if lacking:
+        raise ValueError(f"config.json: {INNER}.{lacking[0]} is false; every EAGLE-3 head here has what it names")
+    refuse_unknown(nested, INNER_KEYS, INNER)
+    return nested
 
 
 def finish(
@@ -127,8 +153,13 @@ def finish(
     notes: list[str],
 ) -> Imported:
     """The head's vocabulary and its weights, for a drafter that has all but them."""
-    if config.get("tie_word_embeddings"):
-        raise ValueError("config.json: tie_word_embeddings is true, but an EAGLE-3 head has an lm_head of its own; write false")
+    if flag(config, "tie_word_embeddings", False, []):
+        if "lm_head.weight" not in tensors:
+            raise ValueError(
+                "config.json: tie_word_embeddings is true and lm_head.weight is missing, but an EAGLE-3 head has an lm_head of "
+                "its own; fetch or write the tensors again"
+            )
+        notes.append("tie_word_embeddings is true, but lm_head.weight is there: the head is not tied")
     if config.get("target_hidden_size", target.width) not in (None, target.width):
         raise ValueError(f"config.json: target_hidden_size is {config['target_hidden_size']}, the target's {target.width}")
     if drafter.norm_before_fc and drafter.fc_norm:

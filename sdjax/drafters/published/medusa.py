@@ -15,6 +15,7 @@ from sdjax.drafters.published.heads import (
     one_object,
     whole_matrices,
 )
+from sdjax.drafters.published.settings import whole
 from sdjax.targets.decoder import Decoder
 
 NAME, WITHIN = "medusa", "medusa_head."  # the prefix in checkpoints that hold the target, too
@@ -37,23 +38,26 @@ def to_published(drafter: Any, params: Any, target: Decoder, target_params: Any)
         one_object(blocks, k, NAME)
     heads = len(params["heads"])
     matrices = whole_matrices(drafter.head, params["head"], heads, target, target_params, NAME, notes)
-    whole = {"heads": params["heads"], "head": [{"weight": matrix} for matrix in matrices]}
+    parts = {"heads": params["heads"], "head": [{"weight": matrix} for matrix in matrices]}
     config = {"medusa_num_heads": heads, "medusa_num_layers": drafter.layers, "base_model_name_or_path": None}
     return Exported(
-        named(names_of(heads, drafter.layers, own_heads=True), whole),
+        named(names_of(heads, drafter.layers, own_heads=True), parts),
         config | {"hidden_size": target.width, "vocab_size": target.vocab},
         notes,
     )
 
 
 def from_published(tensors: Tensors, config: Config, target: Decoder, target_params: Any) -> Imported:
-    """Heads without matrices, as the first release had them, share the target's."""
+    """Heads without matrices, as the first release had them, share the target's. A config may count fewer than there are."""
     notes: list[str] = []
     check_target(config, target)
     tensors = {name.removeprefix(WITHIN): found for name, found in tensors.items()}
     blocks = {tuple(map(int, name.split(".")[:2])) for name in tensors if name.endswith("linear.weight")}
     heads, layers = (1 + max((place[i] for place in blocks), default=-1) for i in (0, 1))
-    check_count(config, "medusa_num_heads", heads, "heads")
+    if (counted := whole(config, "medusa_num_heads")) < heads:  # the authors' own uploads say 2, and their code ignores it
+        notes.append(f"medusa_num_heads is {counted}, but the tensors are of {heads} heads: all are taken")
+    else:
+        check_count(config, "medusa_num_heads", heads, "heads")
     check_count(config, "medusa_num_layers", layers, "blocks a head")
     own_heads = any(name.count(".") == 2 for name in tensors)
     if not own_heads:

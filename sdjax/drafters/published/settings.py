@@ -1,6 +1,6 @@
 """The config of a head's one layer, and single settings of any config."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,15 @@ def check_same(config: Mapping[str, Any], target: Decoder) -> None:
     ]
     if wrong:
         raise ValueError(f"config.json is of another target: {'; '.join(wrong)}")
+
+
+def refuse_unknown(inner: Mapping[str, Any], known: Collection[str], place: str) -> None:
+    """Raises ValueError for a setting of the object `place` that we do not compute, and that is switched on."""
+    neutral: tuple[Any, ...] = (None, False, [], {}, "", 0, 1.0)
+    unknown = {key: value for key, value in inner.items() if key not in known}
+    strange = {key: value for key, value in unknown.items() if value is True or value not in neutral}
+    if strange:
+        raise ValueError(f"config.json: {place} has {strange}, which are not supported; they change what the drafter computes")
 
 
 def whole(config: Mapping[str, Any], key: str) -> int:
