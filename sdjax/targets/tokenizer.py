@@ -66,6 +66,8 @@ class Tokenizer:
     def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The conversation in the model's format, ready for `encode`; `variables` reach the template (enable_thinking, tools).
 
+        Where the template asks for today's date it gets `TODAY` of sdjax.targets.chat, so that its ids never change.
+
         ValueError if the model has no chat template, messages are malformed, or the template refuses them.
         """
         if self.template is None:
