@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tensorflow_datasets as tfds
 
@@ -56,11 +57,17 @@ def plain_text(tokenizer: Tokenizer, text: str, id: str, source: str) -> Documen
     return Document.of_spans([(tokenizer.encode(text), True)], id, source)
 
 
-def read_conversations(path: str | Path, tokenizer: Tokenizer) -> Iterator[Document]:
-    """A JSONL file, each line with `messages` (chat) or `text`, and perhaps `id` and `source`. ValueError names the line."""
+def existing(path: str | Path) -> Path:
+    """The path of a JSONL file, which must be there."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not there; give the path of a JSONL file with `messages` or `text` on each line")
+    return path
+
+
+def read_conversations(path: str | Path, tokenizer: Tokenizer) -> Iterator[Document]:
+    """A JSONL file, each line with `messages` (chat) or `text`, and perhaps `id` and `source`. ValueError names the line."""
+    path = existing(path)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -85,14 +92,24 @@ def parse(line: str, where: str, name: str, tokenizer: Tokenizer) -> Document:
 
 def read_tfds(name: str, split: str, column: str, tokenizer: Tokenizer, data_dir: str | None = None) -> Iterator[Document]:
     """The texts of a prepared dataset of tensorflow-datasets (in ArrayRecord files); `column` holds text."""
-    try:
-        rows = tfds.data_source(name, split=split, data_dir=data_dir, download=False)
-    except Exception as error:  # tfds raises what it likes: its own errors, AssertionError, ImportError
-        reason = f"{type(error).__name__}: {str(error).strip():.200}"
-        fix = f"prepare it first: tfds build {name} --file_format=array_record"
-        raise ValueError(f"tfds cannot open {name!r}, split {split!r} ({reason}); {fix}") from error
+    rows = open_tfds(name, split, data_dir)
     for i in range(len(rows)):
         row = rows[i]
         if column not in row:
             raise ValueError(f"{name!r} has no column {column!r}; it has {', '.join(row)}")
         yield plain_text(tokenizer, row[column].decode(), f"{split}/{i}", name)
+
+
+def files_of_tfds(name: str, split: str, data_dir: str | None = None) -> Sequence[Path]:
+    """The files of a prepared dataset that hold a split, or a slice of one."""
+    return open_tfds(name, split, data_dir).dataset_info.splits[split].filepaths
+
+
+def open_tfds(name: str, split: str, data_dir: str | None) -> Any:
+    """The rows of a prepared dataset. ValueError says how to prepare it."""
+    try:
+        return tfds.data_source(name, split=split, data_dir=data_dir, download=False)
+    except Exception as error:  # tfds raises what it likes: its own errors, AssertionError, ImportError
+        reason = f"{type(error).__name__}: {str(error).strip():.200}"
+        fix = f"prepare it first: tfds build {name} --file_format=array_record"
+        raise ValueError(f"tfds cannot open {name!r}, split {split!r} ({reason}); {fix}") from error

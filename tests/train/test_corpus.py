@@ -20,7 +20,7 @@ from sdjax.train.conversations import conversation, plain_text, read_conversatio
 from sdjax.train.corpus import Origin, check_target, open_corpus, write_corpus
 from sdjax.train.data import batches, token_counts
 from sdjax.train.documents import Document, windows
-from tests.train.texts import ORIGIN, document, documents, same
+from tests.train.texts import ORIGIN, document, documents, prepare, same
 
 CHATML = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
@@ -239,24 +239,8 @@ def test_conversations_from_a_file(tmp_path):
         list(read_conversations(tmp_path / "nowhere", tokenizer()))
 
 
-class SomeTexts(tfds.core.GeneratorBasedBuilder):
-    """A text set such as the public ones."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    url_infos = None
-
-    def _info(self):
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
-
-    def _split_generators(self, _):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        yield from ((i, {"text": text}) for i, text in enumerate(["ab", "cde", "é"]))
-
-
 def test_texts_of_tfds(tmp_path):
-    SomeTexts(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    prepare(tmp_path)
     t = tokenizer()
     found = list(read_tfds("some_texts", "train", "text", t, str(tmp_path)))
     assert {"ab", "cde"} < {t.decode(d.tokens) for d in found} and {d.source for d in found} == {"some_texts"}

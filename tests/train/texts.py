@@ -1,6 +1,7 @@
 """Small corpora for the suites of training."""
 
 import numpy as np
+import tensorflow_datasets as tfds
 
 from sdjax.train.corpus import Origin
 from sdjax.train.documents import Document
@@ -28,3 +29,25 @@ def documents(count: int, seed: int = 0, longest: int = 12, start: int = 0) -> l
 def same(one: Document, other: Document) -> bool:
     equal = np.array_equal(one.tokens, other.tokens) and np.array_equal(one.loss_mask, other.loss_mask)
     return equal and (one.id, one.source) == (other.id, other.source)
+
+
+class SomeTexts(tfds.core.GeneratorBasedBuilder):
+    """A text set such as the public ones."""
+
+    TEXTS = ("ab", "cde", "é")
+    VERSION = tfds.core.Version("1.0.0")
+    url_infos = None
+
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
+
+    def _split_generators(self, _):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield from ((i, {"text": text}) for i, text in enumerate(self.TEXTS))
+
+
+def prepare(folder) -> None:
+    """SomeTexts, in this data_dir."""
+    SomeTexts(data_dir=folder, file_format="array_record").download_and_prepare()
