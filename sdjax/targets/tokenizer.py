@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from sdjax.targets.chat import Message, render
 from sdjax.targets.huggingface import read_json
@@ -42,8 +43,11 @@ class Tokenizer:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of vocabulary, rules and template: two tokenizers with the same identity do the same."""
-        return hashlib.sha256((self.backend.to_str() + (self.template or "")).encode()).hexdigest()
+        """SHA-256 of vocabulary, rules and template: two tokenizers with the same identity give the same ids.
+
+        What `stops` decide is another matter: settings of generation change them.
+        """
+        return hashlib.sha256((self._kept().to_str() + (self.template or "")).encode()).hexdigest()
 
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
         """Token ids; special tokens written out in `text` become their ids.
@@ -80,7 +84,7 @@ class Tokenizer:
         folder = Path(folder)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **self.special}
         files = {
-            "tokenizer.json": self.backend.to_str(pretty=True),
+            "tokenizer.json": self._kept().to_str(pretty=True),
             "tokenizer_config.json": json.dumps(settings, indent=2),
             "generation_config.json": json.dumps({"bos_token_id": self.bos, "eos_token_id": list(self.stops)}, indent=2),
         }
@@ -90,6 +94,15 @@ class Tokenizer:
             hidden = folder / f".{name}.part"
             hidden.write_text(content, encoding="utf-8", newline="")
             hidden.rename(folder / name)
+
+    def _kept(self) -> tokenizers.Tokenizer:
+        """The backend as tokenizer.json must have it: there, only post-processing says that texts begin with `bos`."""
+        if self.bos is None or not self.adds_bos or self.bos in self.backend.encode("", add_special_tokens=True).ids:
+            return self.backend
+        bos = self.backend.id_to_token(self.bos)
+        kept = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        kept.post_processor = TemplateProcessing([bos, "$A"], special_tokens=[(bos, self.bos)])
+        return kept
 
 
 class TextStream:

@@ -102,6 +102,16 @@ def test_a_saved_tokenizer_is_the_same(tokenizer, folder):
     assert all(again.encode(text) == tokenizer.encode(text) for text in TEXTS)
 
 
+def test_a_saved_tokenizer_marks_the_beginning_as_before(tokenizer, tmp_path):
+    marking = from_gguf(tmp_path, **{"tokenizer.ggml.add_bos_token": True})
+    marking.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.adds_bos and all(again.encode(text) == marking.encode(text) for text in TEXTS)
+    assert again.identity == marking.identity != tokenizer.identity, "they give other ids"
+    again.save(tmp_path)
+    assert load_tokenizer(tmp_path).identity == marking.identity
+
+
 def test_post_processing_says_whether_the_beginning_is_marked(folder):
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.post_processor = tokenizers.processors.TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
