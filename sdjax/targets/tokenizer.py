@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ class Tokenizer:
         if self.bos is None:
             raise ValueError("add_bos is true, but this tokenizer has no beginning-of-sequence token; use add_bos=False")
         return [self.bos, *ids]
+
+    def pieces(self, text: str, cuts: Sequence[int]) -> list[list[int]] | None:
+        """The ids of `text`, parted at the places `cuts`; None where a token would reach over one.
+
+        Up to each cut they are what the text's beginning encodes to by itself, as a prompt that ends there does.
+        """
+        ids, heads = self.encode(text), [self.encode(text[:cut]) for cut in cuts]
+        if any(ids[: len(head)] != head for head in heads):
+            return None
+        return [ids[start:stop] for start, stop in pairwise([0, *map(len, heads), len(ids)])]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of the ids; bytes that form no character show as U+FFFD."""

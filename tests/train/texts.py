@@ -2,7 +2,10 @@
 
 import numpy as np
 import tensorflow_datasets as tfds
+import tokenizers
+from tokenizers import normalizers
 
+from sdjax.targets.tokenizer import Tokenizer
 from sdjax.train.corpus import Origin
 from sdjax.train.documents import Document
 
@@ -51,3 +54,15 @@ class SomeTexts(tfds.core.GeneratorBasedBuilder):
 def prepare(folder) -> None:
     """SomeTexts, in this data_dir."""
     SomeTexts(data_dir=folder, file_format="array_record").download_and_prepare()
+
+
+def spaced_tokenizer(template: str) -> Tokenizer:
+    """Like Llama 2's: "▁" stands for a space, and before each text; a word and the space before it may be one token."""
+    vocab = {text: i for i, text in enumerate(["<s>", "</s>", "?", "▁", *map(chr, range(33, 127))])}
+    merges = [("▁", "h"), ("▁h", "i"), ("▁", "y"), ("▁y", "o"), ("▁", "S")]
+    vocab |= {one + other: len(vocab) + i for i, (one, other) in enumerate(merges)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges, unk_token="?"))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.add_special_tokens(["<s>", "</s>"])
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    return Tokenizer(backend, bos=0, eos=1, stops=(1,), adds_bos=True, special=special, template=template)
