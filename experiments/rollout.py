@@ -3,6 +3,7 @@
     python -m experiments.rollout --config configs/rollout/smollm2_own.py --prompts.count 2000
 
 The corpus is CORPORA/NAME, beside it NAME.work with the batches finished so far: the same command goes on from there.
+It refuses what another config made, or other text in the files given.
 Several processes share the work with --hosts N --host I; whichever finishes last writes the corpus. Exit codes: 0; 2 for a
 mistake in config or input; 130 where stopped.
 """
@@ -32,8 +33,8 @@ from sdjax.mesh.start import join_pod, speaks
 from sdjax.study.prompts import Prompts, encode, load_prompts
 from sdjax.study.runs import differences
 from sdjax.study.stdlib_prompts import StandardLibrary
-from sdjax.targets.load import Model
-from sdjax.train.conversations import read_conversations, read_tfds
+from sdjax.targets.load import Model, file_identity
+from sdjax.train.conversations import existing, files_of_tfds, read_conversations, read_tfds
 from sdjax.train.corpus import Manifest, Origin, open_corpus, write_corpus
 from sdjax.train.documents import Document
 from sdjax.train.hosts import first_process_first, gather, meet
@@ -65,7 +66,7 @@ def rollout(config: RolloutConfig, model: Model, console: Console | None = None)
     """
     console = console or Console(quiet=not speaks())
     if isinstance(config.prompts, (Conversations, Texts)):
-        origin = Origin.of(model, None, config.seed, recipe(config, model, []))
+        origin = Origin.of(model, None, config.seed, recipe(config, model, []) | {"given": fingerprint(config.prompts)})
         with first_process_first("corpus"):
             return finish(config, given(config.prompts, model), origin, config.prompts.longest or None, console)
     requests, sampler = plan(config, model, console)
@@ -137,6 +138,13 @@ def given(source: Conversations | Texts, model: Model) -> Iterable[Document]:
     if isinstance(source, Conversations):
         return read_conversations(source.file, model.tokenizer)
     return read_tfds(source.dataset, source.split, source.column, model.tokenizer, source.data_dir)
+
+
+def fingerprint(source: Conversations | Texts) -> str:
+    """A hash of the files that hold the text: their paths stay as they are where the text changes."""
+    if isinstance(source, Conversations):
+        return file_identity([existing(source.file)])
+    return file_identity(files_of_tfds(source.dataset, source.split, source.data_dir))
 
 
 def recipe(config: RolloutConfig, model: Model, requests: Sequence[Request]) -> dict[str, Any]:

@@ -81,14 +81,14 @@ class Eagle3:
         check_tree(self.tree, self.law, target.vocab)
         check_tapped(target, self.taps)
         e, m, dtype = target.width, len(self.taps), target.matrix_dtype
-        norms: dict[str, tuple[int, ...]] = {name: (e,) for name in ("input_norm", "hidden_norm", "norm")}
-        norms |= {"joined_norm": (m * e,)} if self.norm_before_fc else {}
-        norms |= {"fc_norm": (m, e)} if self.fc_norm else {}
-        return {
+        norms = {name: Spec((e,), dtype, (None,), ones) for name in ("input_norm", "hidden_norm", "norm")}
+        norms |= {"joined_norm": Spec((m * e,), dtype, (None,), ones)} if self.norm_before_fc else {}
+        norms |= {"fc_norm": Spec((m, e), dtype, ("tap", None), ones)} if self.fc_norm else {}
+        return norms | {
             "fc": Spec((e, m * e), dtype, ("embed", None), normal()),
             "layer": layer_specs(layer_for(target, self.layer), 2 * e),
             "head": self.head.specs(target),
-        } | {name: Spec(shape, dtype, (None,) * len(shape), ones) for name, shape in norms.items()}
+        }
 
     def initial(
         self, target: Decoder, target_params: Any, counts: Int[np.ndarray, " V"], key: Key[Array, ""]

@@ -82,7 +82,7 @@ class PEagle:
         """Eagle3's, the `layers` behind its own, and the masks: of a token, and of the states at all taps."""
         check_mask_token(self.mask_token, target)
         head, plain = self.first.specs(target), self.model(target).specs()
-        states = Spec((len(self.taps), target.width), jnp.dtype(target.dtype), (None, None), normal())
+        states = Spec((len(self.taps), target.width), jnp.dtype(target.dtype), ("tap", None), normal())
         return head | {"layers": plain["layers"][1:], "mask": replace(plain["norm"], init=normal()), "mask_hidden": states}
 
     def initial(

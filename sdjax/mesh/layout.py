@@ -68,6 +68,7 @@ DECODE = Rules(
         ("kv_heads", ("model",)),
         ("ffw", ("model",)),
         ("experts", ("model",)),
+        ("tap", ()),
     )
 )
 TRAIN = DECODE.having(embed=("fsdp",))

@@ -1,4 +1,7 @@
-"""Chat templates: untrusted Jinja programs that come with a checkpoint, run in a sandbox and with the helpers they expect."""
+"""Chat templates: untrusted Jinja programs that come with a checkpoint, run in a sandbox and with the helpers they expect.
+
+Their clock stands still, at `TODAY`.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +14,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "…"}, and whatever else the template reads
+
+# What templates that print today's date are told, always: with the true one, token ids would change at midnight, a stopped
+# run could not go on the next day, and no two laboratories would decode the same prompts. It is Llama 3.2's own default.
+TODAY = datetime(2024, 7, 26)
 
 
 class _Generation(Extension):
@@ -47,7 +54,7 @@ def _compiled(template: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = TODAY.strftime
     try:
         return environment.from_string(template)
     except jinja2.TemplateError as error:

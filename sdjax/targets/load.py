@@ -88,7 +88,7 @@ def hub_folder(repository: str) -> Path:
 
 
 def file_identity(paths: Iterable[Path]) -> str:
-    """SHA-256 over the names' order and contents of files."""
+    """SHA-256 over the contents of files, in this order."""
     total = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

@@ -4,10 +4,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from sdjax.targets.chat import Message, render
 from sdjax.targets.huggingface import read_json
@@ -42,8 +44,11 @@ class Tokenizer:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of vocabulary, rules and template: two tokenizers with the same identity do the same."""
-        return hashlib.sha256((self.backend.to_str() + (self.template or "")).encode()).hexdigest()
+        """SHA-256 of vocabulary, rules and template: two tokenizers with the same identity give the same ids.
+
+        What `stops` decide is another matter: settings of generation change them.
+        """
+        return hashlib.sha256((self._kept().to_str() + (self.template or "")).encode()).hexdigest()
 
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
         """Token ids; special tokens written out in `text` become their ids.
@@ -59,12 +64,24 @@ class Tokenizer:
             raise ValueError("add_bos is true, but this tokenizer has no beginning-of-sequence token; use add_bos=False")
         return [self.bos, *ids]
 
+    def pieces(self, text: str, cuts: Sequence[int]) -> list[list[int]] | None:
+        """The ids of `text`, parted at the places `cuts`; None where a token would reach over one.
+
+        Up to each cut they are what the text's beginning encodes to by itself, as a prompt that ends there does.
+        """
+        ids, heads = self.encode(text), [self.encode(text[:cut]) for cut in cuts]
+        if any(ids[: len(head)] != head for head in heads):
+            return None
+        return [ids[start:stop] for start, stop in pairwise([0, *map(len, heads), len(ids)])]
+
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of the ids; bytes that form no character show as U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
     def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The conversation in the model's format, ready for `encode`; `variables` reach the template (enable_thinking, tools).
+
+        Where the template asks for today's date it gets `TODAY` of sdjax.targets.chat, so that its ids never change.
 
         ValueError if the model has no chat template, messages are malformed, or the template refuses them.
         """
@@ -78,7 +95,7 @@ class Tokenizer:
         folder = Path(folder)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **self.special}
         files = {
-            "tokenizer.json": self.backend.to_str(pretty=True),
+            "tokenizer.json": self._kept().to_str(pretty=True),
             "tokenizer_config.json": json.dumps(settings, indent=2),
             "generation_config.json": json.dumps({"bos_token_id": self.bos, "eos_token_id": list(self.stops)}, indent=2),
         }
@@ -88,6 +105,15 @@ class Tokenizer:
             hidden = folder / f".{name}.part"
             hidden.write_text(content, encoding="utf-8", newline="")
             hidden.rename(folder / name)
+
+    def _kept(self) -> tokenizers.Tokenizer:
+        """The backend as tokenizer.json must have it: there, only post-processing says that texts begin with `bos`."""
+        if self.bos is None or not self.adds_bos or self.bos in self.backend.encode("", add_special_tokens=True).ids:
+            return self.backend
+        bos = self.backend.id_to_token(self.bos)
+        kept = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        kept.post_processor = TemplateProcessing([bos, "$A"], special_tokens=[(bos, self.bos)])
+        return kept
 
 
 class TextStream:

@@ -74,12 +74,21 @@ class Checkpoints:
         self._written(lambda: self._manager.save(step, args=content, metrics=metrics, force=True), step)
 
     def restore(self, like: TrainState, step: int | None = None) -> Restored:
-        """The checkpoint of `step` (default: the newest), laid out over devices as `like` is."""
+        """The checkpoint of `step` (default: the newest), laid out over devices as `like` is.
+
+        ValueError where what it holds is not shaped as `like` is: configs do not name the program's version.
+        """
         step = self.latest if step is None else step
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, storable(like))
         content = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), run=ocp.args.JsonRestore())
         found = self._manager.restore(step, args=content)
         state = found["state"]
+        held, wanted = [str(jax.tree.structure(x)) for x in (state, abstract)]
+        if held != wanted:
+            raise ValueError(
+                f"the checkpoint of step {step} in {self.folder} holds the state of another version's optimiser; take another "
+                "--name, or remove the folder"
+            )
         return Restored(state.replace(key=jax.random.wrap_key_data(state.key)), found["run"])
 
     def wait(self) -> None:

@@ -139,7 +139,8 @@ def run_steps(
             checkpoints.save(state, step, {"progress": asdict(progress), "positions": positions}, tau)
             window.restart()
         if leaves:
-            log.say(f"asked to leave ({asked.name}): saved at step {step}")
+            names = ", ".join(sorted(set(gather(asked.name)) - {""}))
+            log.say(f"asked to leave ({names}): saved at step {step}")
             break
     checkpoints.wait()
     return state, progress

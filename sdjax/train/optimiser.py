@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import muon
+from optax.contrib import MuonDimensionNumbers, muon
 
 from sdjax.decode.state import Params
 
@@ -31,7 +31,8 @@ class Optimiser:
     weight_decay: float = 0.0
     clip: float = 1.0
     method: Literal["adamw", "muon"] = "adamw"
-    """muon: orthogonalised momentum for matrices (Jordan et al. 2024), AdamW for the rest."""
+    """muon: orthogonalised momentum for matrices (Jordan et al. 2024), AdamW for vectors, stacks of them and vocabularies'
+    tables."""
     micro_batches: int = 1
     """Parts that each batch is run in, one after the other, for memory; the update is the whole batch's, as far as its
     parts are supervised alike."""
@@ -60,8 +61,9 @@ class Optimiser:
         }[self.schedule]
         return optax.join_schedules([optax.linear_schedule(0.0, self.learning_rate, self.warmup), down], [self.warmup])
 
-    def build(self) -> optax.GradientTransformation:
-        update = {"adamw": self.adamw, "muon": self.muon}[self.method]()
+    def build(self, matrices: Any) -> optax.GradientTransformation:
+        """Of parameters of which `matrices`, bools in a tree like theirs, says whether they are linear maps."""
+        update = self.adamw() if self.method == "adamw" else self.muon(matrices)
         parts = [optax.clip_by_global_norm(self.clip), update]
         if (self.target_rate, self.target_from) != (1.0, 0):
             parts.append(scale_target(self.target_rate, self.target_from))
@@ -70,13 +72,14 @@ class Optimiser:
     def adamw(self) -> optax.GradientTransformation:
         return optax.adamw(self.rate(), self.b1, self.b2, weight_decay=self.weight_decay)
 
-    def muon(self) -> optax.GradientTransformation:
+    def muon(self, matrices: Any) -> optax.GradientTransformation:
         return muon(
             self.rate(),
             weight_decay=self.weight_decay,
             adam_b1=self.b1,
             adam_b2=self.b2,
             adam_weight_decay=self.weight_decay,
+            muon_weight_dimension_numbers=jax.tree.map(lambda yes: MuonDimensionNumbers() if yes else None, matrices),
             consistent_rms=MUON_RMS,
         )
 

@@ -35,6 +35,14 @@ def learnt_of(specs: Any, frozen: Sequence[str] = ()) -> Learnt:
     return tuple(spec.trainable and is_float(spec) and not kept for (_, spec), kept in zip(leaves, held, strict=True))
 
 
+def matrices_of(specs: Any) -> tuple[bool, ...]:
+    """The leaves that are linear maps: no vectors, no tables with a row a token, no stacks with a row a tap."""
+    return tuple(
+        len(spec.shape) == 2 and min(spec.shape) > 1 and not {"vocab", "tap"} & set(spec.axes)
+        for spec in jax.tree.leaves(specs)
+    )
+
+
 def split(params: Any, learnt: Learnt) -> tuple[Any, Any]:
     """What is learnt and what is not: two trees of one shape, each with None where the other has a leaf."""
     leaves, treedef = jax.tree.flatten(params)

@@ -8,7 +8,7 @@ from sdjax.drafters.base import Trainable
 from sdjax.targets.decoder import Decoder
 from sdjax.train.joint import Joint, training_loss
 from sdjax.train.optimiser import Optimiser
-from sdjax.train.partition import learnt_of, working
+from sdjax.train.partition import learnt_of, matrices_of, working
 from sdjax.train.step import Loss, TrainState, begin
 
 
@@ -63,7 +63,7 @@ class Recipe:
     def begin(self, target_params: Any, drafter_params: Any, seed: int) -> TrainState:
         """The state before the first step."""
         params = Params(target_params if self.joint else None, drafter_params)
-        return begin(params, self.optimiser, seed, learnt_of(self.specs, self.frozen))
+        return begin(params, self.optimiser, seed, learnt_of(self.specs, self.frozen), matrices_of(self.specs))
 
     def decodable(self, state: TrainState, target_params: Any) -> Params:
         """What decoding runs on: averages where they are kept, and the target's own parameters where it is frozen."""

@@ -99,11 +99,17 @@ def user_turn(tokenizer: Tokenizer) -> tuple[list[int], tuple[int, ...]]:
     text = tokenizer.chat([{"role": "user", "content": PLACEHOLDER}], add_generation_prompt=True)
     if text.count(PLACEHOLDER) != 1:
         raise ValueError("the chat template does not print the user's turn once; roll out answers to prompts instead")
-    before, _, between = text.partition(PLACEHOLDER)
-    header, ids = tokenizer.encode(before), tokenizer.encode(between, add_bos=False)
-    if not header or not ids:
+    start = text.index(PLACEHOLDER)
+    pieces = tokenizer.pieces(text, [start, start + len(PLACEHOLDER)])
+    if pieces is None:
+        raise ValueError(
+            "the user's turn makes one token with what the chat template puts around it, so that it cannot be written by "
+            "itself; roll out answers to prompts instead"
+        )
+    header, _, between = pieces
+    if not header or not between:
         raise ValueError("the chat template has no header before the user's turn or nothing behind it; take prompts instead")
-    return header, tuple(ids)
+    return header, tuple(between)
 
 
 def seed_of(seed: int, name: str) -> int:

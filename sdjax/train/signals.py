@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Asked:
-    """Whether the process was asked to leave; true where it was."""
+    """Whether the process was asked to leave; true where it was. `name` is the signal's, empty before."""
 
     def __init__(self):
         self.name = ""

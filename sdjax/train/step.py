@@ -27,7 +27,8 @@ Loss = Callable[[Any, Any, Any, Key[Array, ""], Int[Array, ""]], Value]
 
 @struct.dataclass
 class TrainState:
-    """What training changes; a checkpoint holds all of it. `learnt` says which leaves of `params` those are.
+    """What training changes; a checkpoint holds all of it. `learnt` says which leaves of `params` those are, `matrices`
+    which of them muon may orthogonalise.
 
     `ema` is the running average of what is learnt, None where none is kept.
     """
@@ -38,6 +39,7 @@ class TrainState:
     key: Key[Array, ""]
     ema: Any = None
     learnt: Learnt = struct.field(pytree_node=False, default=())
+    matrices: tuple[bool, ...] = struct.field(pytree_node=False, default=())
 
     @property
     def averaged(self) -> Any:
@@ -45,13 +47,28 @@ class TrainState:
         return self.params if self.ema is None else merge(self.ema, split(self.params, self.learnt)[1])
 
 
-def begin(params: Any, optimiser: Optimiser, seed: int, learnt: Learnt | None = None) -> TrainState:
-    """The state before the first step, of copies; without `learnt`, all that is not an integer is learnt."""
-    learnt = tuple(is_float(leaf) for leaf in jax.tree.leaves(params)) if learnt is None else learnt
+def begin(
+    params: Any, optimiser: Optimiser, seed: int, learnt: Learnt | None = None, matrices: tuple[bool, ...] | None = None
+) -> TrainState:
+    """The state before the first step, of copies.
+
+    Without `learnt`, all that is not an integer is learnt; without `matrices`, all that has two dimensions is one.
+    """
+    leaves = jax.tree.leaves(params)
+    learnt = tuple(is_float(leaf) for leaf in leaves) if learnt is None else learnt
+    matrices = tuple(leaf.ndim == 2 for leaf in leaves) if matrices is None else matrices
     params = masters(params, learnt)
     own, _ = split(params, learnt)
     ema = jax.tree.map(jnp.copy, own) if optimiser.ema else None
-    return TrainState(params, optimiser.build().init(own), jnp.int32(0), jax.random.key(seed), ema, learnt)
+    inner = transformation(optimiser, params, learnt, matrices).init(own)
+    return TrainState(params, inner, jnp.int32(0), jax.random.key(seed), ema, learnt, matrices)
+
+
+def transformation(
+    optimiser: Optimiser, params: Any, learnt: Learnt, matrices: tuple[bool, ...]
+) -> optax.GradientTransformation:
+    """The optimiser's, of what is learnt of the parameters."""
+    return optimiser.build(split(jax.tree.unflatten(jax.tree.structure(params), matrices), learnt)[0])
 
 
 @cache
@@ -90,7 +107,8 @@ def update(
     key = jax.random.fold_in(state.key, state.step)
     gradient_of = jax.value_and_grad(of_part, has_aux=True)
     (value, metrics), gradient = accumulate(partial(gradient_of, own), batch, key, optimiser.micro_batches)
-    updates, inner = optimiser.build().update(gradient, state.optimiser, own)
+    transform = transformation(optimiser, state.params, state.learnt, state.matrices)
+    updates, inner = transform.update(gradient, state.optimiser, own)
     metrics = metrics | {"loss": value, "gradient_norm": optax.tree.norm(gradient), "supervised": supervised(batch)}
     own = optax.apply_updates(own, updates)
     ema = optax.incremental_update(own, state.ema, 1 - optimiser.ema) if optimiser.ema else None

@@ -2,13 +2,14 @@
 
 import io
 import json
+import shutil
 
 import pytest
 from rich.console import Console
 
 from experiments.config import config_files, load_file, parse
 from experiments.rollout import main, rollout
-from experiments.rollout_config import Conversations, OwnText, RolloutConfig
+from experiments.rollout_config import Conversations, OwnText, RolloutConfig, Texts
 from sdjax.core.sampling import Warp
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.study.prompts import Prompts
@@ -17,6 +18,7 @@ from sdjax.train.corpus import check_target, open_corpus
 from tests.experiments import tiny_rollout
 from tests.experiments.tiny_model import model
 from tests.kills import after_kills
+from tests.train.texts import SomeTexts, prepare
 
 TEXTS = Prompts(text=("hello hello hel", "abc abc abc", "what is it?"))
 
@@ -87,6 +89,38 @@ def test_given_conversations_are_of_no_target(tmp_path):
     (tmp_path / "y.jsonl").write_text(json.dumps({"messages": chat}))
     manifest, _ = run(config(tmp_path, name="y", prompts=Conversations(str(tmp_path / "y.jsonl"))))
     assert (manifest.tokens, manifest.supervised) == (len("u hi. a oh. a "), len("oh. a ")), "no end token: all that follows"
+
+
+def test_a_corpus_of_text_that_changed_since_is_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "abc abc"}\n')
+    chosen = config(tmp_path, prompts=Conversations(str(path)))
+    manifest, _ = run(chosen)
+    assert run(chosen)[0] == manifest
+    path.write_text('{"text": "abc abd"}\n')
+    with pytest.raises(ValueError, match=r'tiny is of another config \(recipe.given was "sha256:.*", is "sha256:'):
+        run(chosen)
+    note = tmp_path / "tiny" / "manifest.json"
+    old = json.loads(note.read_text())
+    del old["recipe"]["given"]  # as corpora were noted that were made before text was hashed
+    note.write_text(json.dumps(old))
+    with pytest.raises(ValueError, match=r'recipe.given was null, is "sha256:.*take another --name, or remove the folder'):
+        run(chosen)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"x\.jsonl is not there"):
+        run(chosen)
+
+
+def test_a_corpus_of_a_dataset_that_was_prepared_anew_is_refused(tmp_path, monkeypatch):
+    prepare(tmp_path / "data")
+    chosen = config(tmp_path, prompts=Texts("some_texts", "train[:2]", data_dir=str(tmp_path / "data")))
+    manifest, _ = run(chosen)
+    assert run(chosen)[0] == manifest
+    monkeypatch.setattr(SomeTexts, "TEXTS", ("ab", "cdf", "g"))
+    shutil.rmtree(tmp_path / "data")
+    prepare(tmp_path / "data")
+    with pytest.raises(ValueError, match=r"recipe.given was"):
+        run(chosen)
 
 
 @pytest.mark.slow

@@ -102,6 +102,16 @@ def test_a_saved_tokenizer_is_the_same(tokenizer, folder):
     assert all(again.encode(text) == tokenizer.encode(text) for text in TEXTS)
 
 
+def test_a_saved_tokenizer_marks_the_beginning_as_before(tokenizer, tmp_path):
+    marking = from_gguf(tmp_path, **{"tokenizer.ggml.add_bos_token": True})
+    marking.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.adds_bos and all(again.encode(text) == marking.encode(text) for text in TEXTS)
+    assert again.identity == marking.identity != tokenizer.identity, "they give other ids"
+    again.save(tmp_path)
+    assert load_tokenizer(tmp_path).identity == marking.identity
+
+
 def test_post_processing_says_whether_the_beginning_is_marked(folder):
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.post_processor = tokenizers.processors.TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
@@ -170,7 +180,17 @@ def test_templates_find_the_helpers_they_expect():
         text("{% for m in messages %}\n  {% if true %}\n{{ m.role }}\n  {% break %}\n  {% endif %}\n{% endfor %}") == "user\n"
     )
     assert text("a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "ahellob"
-    assert len(text("{{ strftime_now('%Y') }}")) == 4
+
+
+def test_a_prompt_is_the_same_on_every_day():
+    """Llama 3.2's system turn: it takes the clock where there is one, and its own default where there is none."""
+    dated = (
+        "{% if not date_string is defined %}{% if strftime_now is defined %}{% set date_string = strftime_now('%d %b %Y') %}"
+        "{% else %}{% set date_string = '26 Jul 2024' %}{% endif %}{% endif %}Today Date: {{ date_string }}"
+    )
+    assert render(dated, TALK, {}) == "Today Date: 26 Jul 2024"
+    assert render(dated, TALK, {"date_string": "1 Jan 2026"}) == "Today Date: 1 Jan 2026"
+    assert render("{{ strftime_now('%H:%M') }}", TALK, {}) == "00:00"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,20 @@ def test_another_config_is_refused_by_its_fields(tmp_path):
         Checkpoints(tmp_path / "c", CONFIG | {"optimiser": {"steps": 5, "rate": 0.2}})
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_state_of_another_shape_is_refused(tmp_path, before):
+    """As where another version left other parameters to AdamW."""
+
+    def state_of(by_muon):
+        return begin({"w": jnp.ones((4, 4))}, Optimiser(method="muon"), seed=0, matrices=(by_muon,))
+
+    checkpoints = Checkpoints(tmp_path / "c", CONFIG)
+    checkpoints.save(state_of(before), 1, {})
+    checkpoints.close()
+    with pytest.raises(ValueError, match=r"step 1 .* of another version's optimiser; take another --name"):
+        Checkpoints(tmp_path / "c", CONFIG).restore(state_of(not before))
+
+
 def test_the_newest_and_the_first_of_the_best_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c", CONFIG, keep=2)
     for step, tau in enumerate([1.0, 2.0, None, 2.0, 1.5, None, None], 1):

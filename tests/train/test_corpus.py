@@ -20,7 +20,7 @@ from sdjax.train.conversations import conversation, plain_text, read_conversatio
 from sdjax.train.corpus import Origin, check_target, open_corpus, write_corpus
 from sdjax.train.data import batches, token_counts
 from sdjax.train.documents import Document, windows
-from tests.train.texts import ORIGIN, document, documents, same
+from tests.train.texts import ORIGIN, document, documents, prepare, same, spaced_tokenizer
 
 CHATML = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
@@ -220,6 +220,42 @@ def test_a_template_that_forgets_is_an_error():
     assert t.decode((d := conversation(t, forgetful[:3], "c", "s")).tokens[d.loss_mask]) == "hm oh</s>"
 
 
+# Like Llama 2's, but for the `end` of the prompt.
+INST = (
+    "{{{{ bos_token }}}}{{% for m in messages %}}{{% if m.role == 'user' %}}[INST] {{{{ m.content }}}} [/INST]{end}"
+    "{{% else %}}{answer}{{{{ m.content }}}}{{{{ eos_token }}}}{{% endif %}}{{% endfor %}}"
+)
+SPACED = [{"role": r, "content": c} for r, c in (("user", "yo"), ("assistant", "hi"), ("user", "hi"), ("assistant", "yo hi"))]
+
+
+def test_a_tokenizer_that_marks_beginnings_marks_none_within_a_conversation():
+    t = spaced_tokenizer(INST.format(end="", answer=" "))
+    d = conversation(t, SPACED, "c", "s")
+    assert d.tokens.tolist() == t.encode(t.chat(SPACED, add_generation_prompt=False))
+    learnt = [t.backend.id_to_token(token) for token in d.tokens[d.loss_mask]]
+    assert learnt == ["▁hi", "</s>", "▁yo", "▁hi", "</s>"]
+    served = t.encode(t.chat(SPACED[:3]))
+    assert d.tokens[: len(served)].tolist() == served
+
+
+def test_a_prompt_whose_last_token_the_answer_joins_is_an_error_where_beginnings_are_marked():
+    t = spaced_tokenizer(INST.format(end=" ", answer=""))
+    with pytest.raises(ValueError, match=r"conversation c: .* one token.* take a template"):
+        conversation(t, SPACED, "c", "s")
+
+
+def test_an_answer_that_would_join_the_prompts_last_token_stays_apart():
+    """A served model has the prompt's own tokens before it, and goes on from these."""
+    t = tokenizer()
+    vocab = t.backend.get_vocab() | {"\n\n": 200}
+    t.backend.model = tokenizers.models.WordLevel(vocab, unk_token="?")
+    t.backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\n\n|[\s\S]"), "isolated")
+    chat = [CHAT[1], {"role": "assistant", "content": "\noh"}]
+    served, d = t.encode(t.chat(chat[:1])), conversation(t, chat, "c", "s")
+    assert 200 in t.encode(t.chat(chat)) and 200 not in d.tokens
+    assert d.tokens[: len(served)].tolist() == served and t.decode(d.tokens[d.loss_mask]) == "\noh</s>"
+
+
 def test_plain_text_is_supervised_but_for_its_first_token():
     assert plain_text(tokenizer(), "abc", "d", "s").loss_mask.tolist() == [False, True, True]
     with pytest.raises(ValueError, match="supervises its first token"):
@@ -239,24 +275,8 @@ def test_conversations_from_a_file(tmp_path):
         list(read_conversations(tmp_path / "nowhere", tokenizer()))
 
 
-class SomeTexts(tfds.core.GeneratorBasedBuilder):
-    """A text set such as the public ones."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    url_infos = None
-
-    def _info(self):
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
-
-    def _split_generators(self, _):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        yield from ((i, {"text": text}) for i, text in enumerate(["ab", "cde", "é"]))
-
-
 def test_texts_of_tfds(tmp_path):
-    SomeTexts(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    prepare(tmp_path)
     t = tokenizer()
     found = list(read_tfds("some_texts", "train", "text", t, str(tmp_path)))
     assert {"ab", "cde"} < {t.decode(d.tokens) for d in found} and {d.source for d in found} == {"some_texts"}

@@ -1,5 +1,6 @@
 """A run that is stopped, killed or asked to leave goes on to the very state that it would have reached; bad steps stop it."""
 
+import io
 import json
 import os
 import signal
@@ -8,8 +9,10 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 from sdjax.core.plain import plain_data
+from sdjax.train import loop
 from sdjax.train.checkpoint import Checkpoints
 from sdjax.train.evaluate import forced_acceptance
 from sdjax.train.log import read, rewind
@@ -99,6 +102,14 @@ def test_asked_to_leave_it_saves_and_leaves(whole, tmp_path, number):
     assert signal.getsignal(number) == before
     assert same(run(tmp_path / "run").state, whole[0].state)
     assert curve(tmp_path / "run") == curve(whole[1])
+
+
+def test_the_first_process_says_what_another_was_asked_by(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "anywhere", lambda flag: True)
+    monkeypatch.setattr(loop, "gather", lambda value: [value] if isinstance(value, dict) else [value, "SIGTERM"])
+    said = io.StringIO()
+    assert run(tmp_path / "run", console=Console(file=said, width=200)).end is End.ASKED
+    assert "asked to leave (SIGTERM): saved at step 1" in said.getvalue()
 
 
 def test_another_config_is_refused(whole):

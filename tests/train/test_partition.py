@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from optax.contrib import MuonState
 
 from sdjax.core.spec import Spec, initialise, normal
 from sdjax.core.types import Batch
 from sdjax.decode.state import Params
+from sdjax.drafters.block import Block
 from sdjax.drafters.head import DraftHead
 from sdjax.drafters.losses import cross_entropy, weighted_mean
+from sdjax.drafters.peagle import PEagle
 from sdjax.train.optimiser import Optimiser
 from sdjax.train.partition import learnt_of, masters, merge, split, working
 from sdjax.train.recipe import Recipe
@@ -132,6 +135,27 @@ def test_muon_moves_matrices_alike_and_leaves_the_frozen():
     singular = np.linalg.svd(step, compute_uv=False)
     assert singular[0] < 3 * singular[5]  # orthogonalised: of the 7 directions that 8 tokens give, none dominates
     assert same(state.params.drafter["head"], before["head"])
+
+
+@pytest.mark.parametrize(
+    ("drafter", "matrices"),
+    [
+        (OneHead(DraftHead(size=8, trained=True)), {"mix"}),
+        (PEagle(("embed", 0, "final"), fc_norm=True, head=DraftHead(8, trained=True)), {"fc"}),
+        (Block(("embed", 0), length=3, markov="gated", rank=4, confidence=1.0, layout="anchor_first"), {"fc", "markov.gate"}),
+    ],
+    ids=["head", "peagle", "block"],
+)
+def test_muon_leaves_tables_stacks_and_vectors_to_adam(drafter, matrices):
+    state = Recipe(TARGET, drafter, replace(PLAIN, method="muon")).begin(target_params(), params_of(drafter), seed=0)
+    [muon] = [s for s in jax.tree.leaves(state.optimiser, is_leaf=is_muon) if is_muon(s)]
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree_util.tree_leaves_with_path(muon.mu)]
+    assert {path.removeprefix("drafter.") for path in paths if "layer" not in path} == matrices
+    assert {path.split(".")[-1] for path in paths if "layer" in path} in ({*"qkvo", "gate", "up", "down"}, set())
+
+
+def is_muon(state):
+    return isinstance(state, MuonState)
 
 
 def test_without_specs_all_but_integers_are_learnt():

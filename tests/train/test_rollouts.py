@@ -13,7 +13,7 @@ from sdjax.train.corpus import open_corpus, write_corpus
 from sdjax.train.rollouts import Answers, OwnConversations, Request, Work, Writer, plan, roll, seed_of, user_turn
 from tests.experiments.tiny_model import model
 from tests.tiny import loop_of, target_params
-from tests.train.texts import ORIGIN, same
+from tests.train.texts import ORIGIN, same, spaced_tokenizer
 
 STOP = 27  # the full stop of the tiny tokenizer, with which its template ends a turn
 NEW = 8
@@ -132,6 +132,17 @@ def test_a_silent_user_gives_nothing_to_learn_from():
     spans = sampler.asked(header, [5, 0])  # cut off by its length
     assert [token for ids, _ in spans for token in ids] == [*header, 5, 0, *between]
     assert [ids for ids, learnt in spans if learnt and ids] == [[5, 0]]
+
+
+def test_the_users_turn_lies_between_whole_tokens():
+    """As in the prompt that is served, where nothing is encoded by itself."""
+    t = spaced_tokenizer("{{ bos_token }}{% for m in messages %}[{{ m.content }} -]{% endfor %}")
+    header, between = user_turn(t)
+    assert [t.backend.id_to_token(token) for token in between] == ["▁", "-", "]"]
+    assert [*header, *t.encode("[hi", add_bos=False)[2:], *between] == t.encode(t.chat([{"role": "user", "content": "hi"}]))
+    joined = spaced_tokenizer("{{ bos_token }}{% for m in messages %}[ {{ m.content }} -]{% endfor %}")
+    with pytest.raises(ValueError, match=r"one token .* answers to prompts instead"):
+        user_turn(joined)
 
 
 def test_noise_is_keyed_by_seed_and_name_alone():
