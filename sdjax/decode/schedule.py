@@ -216,7 +216,7 @@ def needs(draft: Draft) -> Bool[Array, "B N N"]:
     """Row i marks what stays if node i does: itself and its ancestors; where siblings were sampled, their elders, too."""
     above = ancestor_mask(draft.parent, draft.max_depth)
     nodes = draft.tokens.shape[1]
-    if draft.law is not Law.ONE_HOT and nodes > draft.max_depth + 1:
+    if draft.law is not Law.ONE_HOT and not draft.is_chain:
         elder = draft.valid[:, None] & (draft.parent[:, :, None] == draft.parent[:, None]) & jnp.tri(nodes, dtype=bool)
         above |= above.astype(jnp.float32) @ elder.astype(jnp.float32) > 0
     return above

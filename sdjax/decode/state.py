@@ -89,14 +89,14 @@ class Loop:
                 f"{type(self.schedule).__name__} knows what will be accepted, which is settled only at temperature 0 or by the "
                 f"walk; the temperature is {self.warp.temperature} and the rule {type(self.rule).__name__}"
             )
-        is_tree = self.drafter.nodes != self.drafter.depth + 1
         reckons = isinstance(self.rule, KSequential | BestPath)
-        if is_tree and reckons and self.schedule and not isinstance(self.schedule, Fixed):
+        cuts = self.schedule and not isinstance(self.schedule, Fixed)
+        if reckons and cuts and not self.drafter.is_chain:
             raise ValueError(
                 f"{type(self.rule).__name__} reckons with how many paths there are, and {type(self.schedule).__name__} makes "
                 "that depend on their tokens: the output would not be the target's; take Recursive or Traversal, or Fixed"
             )
-        if self.rule.chains_only and self.drafter.nodes != self.drafter.depth + 1:
+        if self.rule.chains_only and not self.drafter.is_chain:
             raise ValueError(
                 f"{type(self.rule).__name__} judges chains only, but {type(self.drafter).__name__} drafts a tree of "
                 f"{self.drafter.nodes} nodes, {self.drafter.depth} deep; take a rule for trees, such as Walk"

@@ -34,6 +34,14 @@ class Drafter(Protocol):
         """Nodes of a draft, the anchor included."""
         ...
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether no draft can branch, which depth and nodes do not tell: a dynamic tree of depth + 1 nodes can.
+
+        What is a chain is said by the shape of a tree (`Tree`, `DynamicTree`), and by a draft of itself.
+        """
+        ...
+
     def specs(self, target: Decoder) -> Any:
         """The abstract parameter tree; ValueError where the drafter cannot serve this target."""
         ...

@@ -27,3 +27,8 @@ class DynamicTree:
     def candidates(self) -> int:
         """Nodes that the levels bring, of which `nodes` - 1 are kept."""
         return self.width + (self.depth - 1) * self.width**2
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether there is one shape to find: with more children, even depth + 1 nodes may stand side by side."""
+        return self.width == 1

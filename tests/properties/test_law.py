@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from sdjax.core.types import Law
 from sdjax.trees.tree import Tree
+from sdjax.verify.approximate import ApproximateGreedy
 from sdjax.verify.block import BlockVerification
-from sdjax.verify.drafts import count_outcomes, outcomes
+from sdjax.verify.drafts import count_outcomes, outcomes, static
 from sdjax.verify.kseq import KSequential
 from sdjax.verify.law import exact_law
+from sdjax.verify.lenience import Lenience
 from sdjax.verify.multipath import BestPath
 from sdjax.verify.recursive import Recursive
 from sdjax.verify.registry import LOSSLESS, RULES
@@ -27,6 +29,7 @@ from tests.properties.models import PAIRS, PATHS, SPARSE, batch_for, trees_for, 
 
 MODELS = 1000
 EXACT = 1e-12
+CHAIN_RULES = [TokenRejection(), BlockVerification(), Lenience(1), ApproximateGreedy(budget=0)]  # where they are exact
 
 
 @pytest.mark.parametrize(("name", "law"), PAIRS, ids=lambda x: str(x))
@@ -49,6 +52,17 @@ def test_lossless(name, law):
 @pytest.mark.parametrize("rule", [Walk(), Recursive(), Traversal()], ids=lambda rule: type(rule).__name__)
 def test_lossless_where_the_tree_grows_as_it_is_drawn(rule, law):
     assert exact_law(rule, batch_for(1, 3, 2, 64), width_by_ancestor, law).tv.max() <= EXACT
+
+
+@pytest.mark.parametrize("law", sorted(Law))
+@pytest.mark.parametrize("rule", CHAIN_RULES, ids=lambda rule: type(rule).__name__)
+def test_rules_for_chains_follow_first_children_whatever_stands_beside_them(rule, law):
+    """All trees of as many nodes as a chain of three: they are refused, yet no rule takes its neighbour for a node's child."""
+    for parents in ((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 1), (0, 1, 2)):
+        tree = Tree((-1, *parents))
+        if law in rule.laws:
+            models = batch_for(3, 3, tree.depth, 64)
+            assert exact_law(rule, models, static(tree), law).tv.max() <= EXACT, parents
 
 
 @pytest.mark.parametrize("law", sorted(Law))
