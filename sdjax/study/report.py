@@ -37,7 +37,7 @@ class Speed:
 @dataclass(frozen=True)
 class Equality:
     """Of `compared` outputs, `equal` are plain decoding's token for token; the rest are near-ties or failures.
-    Nothing is compared where the method does not promise the tokens, but for a lossy one at temperature 0: `shared` is its
+    Nothing is compared (0) where the method does not promise the tokens, but for a lossy one at temperature 0: `shared` is its
     drift, the share of plain decoding's tokens that come before the first difference (else None)."""
 
     promise: Promise
@@ -101,8 +101,6 @@ def summary(
 ) -> Summary:
     """The figures of one arm."""
     depth = arm.loop.drafter.depth
-    mine = [fault for fault in faults if (fault.method, fault.temperature) == arm.key]
-    failures = sum(fault.fails for fault in mine)
     categories = sorted({record.category for record in records})
     tau = lambda category: acceptance([r.steps for r in records if r.category == category], depth).tau
     return Summary(
@@ -113,12 +111,21 @@ def summary(
         tokens=sum(len(record.tokens) for record in records),
         acceptance=acceptance([record.steps for record in records], depth),
         tau_by_category={category: tau(category) for category in categories},
-        equality=drift(records, baseline)
-        if arm.promise is Promise.NOTHING and arm.warp.greedy
-        else Equality(arm.promise, len(records), len(records) - len(mine), len(mine) - failures, failures),
+        equality=equality(arm, records, baseline, faults),
         speed=speed(records, baseline),
         costs=costs,
     )
+
+
+def equality(arm: Arm, records: Sequence[Record], baseline: Sequence[Record], faults: Sequence[Mismatch]) -> Equality:
+    """How much of plain decoding's output is there, as far as that was looked at."""
+    if arm.promise is Promise.NOTHING and arm.warp.greedy:
+        return drift(records, baseline)
+    if arm.promise is not Promise.TOKENS:
+        return Equality(arm.promise, 0, 0, 0, 0)
+    mine = [fault for fault in faults if (fault.method, fault.temperature) == arm.key]
+    failures = sum(fault.fails for fault in mine)
+    return Equality(arm.promise, len(records), len(records) - len(mine), len(mine) - failures, failures)
 
 
 def drift(records: Sequence[Record], baseline: Sequence[Record]) -> Equality:
