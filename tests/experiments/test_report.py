@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from sdjax.core.metrics import Steps
 from sdjax.study.equality import Mismatch, choice_scores, first_difference, mismatches, next_logits
 from sdjax.study.methods import arms
-from sdjax.study.report import plain, show, speed, summarise
+from sdjax.study.report import interval, plain, show, speed, speed_columns, summarise
 from sdjax.study.runs import RunFolder
 from sdjax.study.timing import Costs, Shapes, measure, no_compilation, shapes_of, warm_up
 from tests.experiments.tiny_model import config, model
@@ -101,6 +102,40 @@ def test_speed_is_the_ratio_of_sums(decoded):
     assert found.speedup == pytest.approx(11 / 7)
     assert found.tokens_per_second == pytest.approx(110 / 7)
     assert found.low == pytest.approx(0.5) and found.high == pytest.approx(2)
+
+
+def eight(decoded, batch=1, turns=1):
+    """Records of eight answers, turn by turn in batches, and of plain decoding's: all of a batch have its time."""
+    record, rng = decoded[1][0], np.random.default_rng(0)
+
+    def made(seconds):
+        return [
+            replace(record, prompt=f"p{p}", turn=turn, tokens=[0] * (9 + 4 * i), decode_seconds=seconds[i // batch])
+            for i, (turn, p) in enumerate(product(range(turns), range(8 // turns)))
+        ]
+
+    return made(rng.uniform(1, 2, 8)), made(rng.uniform(2, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("batch", "turns", "drawn"), [(1, 1, "01234567"), (2, 1, "00112233"), (1, 2, "01230123"), (2, 2, "00110011")]
+)
+def test_what_was_not_drawn_apart_is_not_resampled_apart(decoded, batch, turns, drawn):
+    """Prompts of one batch share its time, turns of one conversation are alike: together they are one sample."""
+    method, baseline = eight(decoded, batch, turns)
+    columns = [(s.decode_seconds, s.decoded, r.decode_seconds, r.decoded) for r, s in zip(method, baseline, strict=True)]
+    found = speed(method, baseline)
+    together = [np.sum([x for x, sample in zip(columns, drawn, strict=True) if sample == s], 0) for s in sorted(set(drawn))]
+    assert (found.low, found.high) == interval(np.array(together).T)
+    assert found.low < found.speedup < found.high
+
+
+def test_a_single_sample_has_no_interval(decoded):
+    groups, records = decoded
+    shared = [replace(r, tokens=r.tokens[: 5 + i % 3], prefill_seconds=1.0, decode_seconds=1.0) for i, r in enumerate(records)]
+    row = summarise(groups, shared, {}, [])[1]
+    assert row.prompts == 3 and np.isnan(row.speed.low) and np.isnan(row.speed.high)
+    assert speed_columns(row)["speed-up [95 %]"] == f"{row.speed.speedup:.2f}"
 
 
 def test_figures_and_table(decoded):
