@@ -20,7 +20,7 @@ from sdjax.verify.lenience import Lenience
 from sdjax.verify.multipath import BestPath
 from sdjax.verify.recursive import Recursive
 from sdjax.verify.registry import LOSSLESS, RULES
-from sdjax.verify.tables import random_tables
+from sdjax.verify.tables import Tables, random_tables
 from sdjax.verify.token import TokenRejection
 from sdjax.verify.transport import transport_bound
 from sdjax.verify.traversal import Traversal
@@ -72,6 +72,16 @@ def test_more_children_than_tokens_with_mass(rule, law):
     if law in rule.laws:
         models = random_tables(np.random.default_rng(2), 3, 2, (64,), zeros=0.7)
         assert exact_law(rule, models, Tree.branching(3, 1), law).tv.max() <= EXACT
+
+
+@pytest.mark.parametrize("name", [name for name, rule in LOSSLESS.items() if Law.IID in rule.laws])
+def test_a_row_of_q_that_is_nan_is_a_point_mass(name):
+    """As a drafter that overflows draws: the same token each time, whatever p says of it."""
+    models, rule = batch_for(4, 3, 2, 16), LOSSLESS[name]
+    lost = Tables(models.p, tuple(np.full_like(rows, np.nan) for rows in models.q))
+    first = lambda q, k: [((0,) * k, np.ones(q.shape[1:]))]
+    tree = Tree.chain(2) if rule.chains_only else PATHS
+    assert exact_law(rule, lost, tree, Law.IID, draw=first).tv.max() <= EXACT
 
 
 @given(
