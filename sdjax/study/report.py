@@ -164,7 +164,7 @@ def samples(records: Sequence[Record], baseline: Sequence[Record]) -> Int[np.nda
         found = first.copy()
         for groups in shared:
             least: dict[Any, int] = {}
-            for group, sample in zip(groups, found, strict=True):
+            for group, sample in zip(groups, found.tolist(), strict=True):
                 least[group] = min(sample, least.get(group, sample))
             found = np.array([least[group] for group in groups], int)
         if (found == first).all():
