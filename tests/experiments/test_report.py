@@ -4,12 +4,15 @@ import io
 from dataclasses import replace
 from itertools import product
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
 
 from sdjax.core.metrics import Steps
-from sdjax.study.equality import Mismatch, choice_scores, first_difference, mismatches, next_logits
+from sdjax.core.sampling import Warp, target_choice
+from sdjax.study.equality import Mismatch, choice_scores, first_difference, gap_of, mismatches, next_logits
 from sdjax.study.methods import arms
 from sdjax.study.report import interval, plain, show, speed, speed_columns, summarise
 from sdjax.study.runs import RunFolder
@@ -60,6 +63,43 @@ def test_plain_decoding_chose_the_best_score(decoded):
             context = [*record.prompt_tokens, *record.tokens[:position]]
             scores = choice_scores(next_logits(baseline, context), baseline.warp, record.seed, len(context))
             assert scores.argmax() == record.tokens[position]
+
+
+WARPS = [
+    Warp(),
+    Warp(1.0),
+    Warp(1.0, top_k=5),
+    Warp(0.7, top_p=0.6),
+    Warp(1.0, min_p=0.1),
+    Warp(0.7, top_k=8, top_p=0.8, min_p=0.05),
+]
+
+
+@pytest.mark.parametrize("warp", WARPS, ids=str)
+def test_what_rounding_moves_is_a_near_tie_and_a_fault_is_none(warp):
+    """Noise of e moves two logits by 2 e from each other, whether they tie or stand at the edge of what is kept."""
+    rng, e, seeds = np.random.default_rng(0), 0.01, jnp.arange(1500, dtype=jnp.uint32)
+    logits = (2 * rng.standard_normal((1500, 40))).astype(np.float32)
+    chosen = lambda x, warp: np.asarray(jax.vmap(lambda x, seed: target_choice(x, warp, seed, jnp.int32(7)))(x, seeds))
+    plain, noisy = (chosen(x, warp) for x in (logits, logits + rng.uniform(-e, e, logits.shape).astype(np.float32)))
+    gap = lambda i, token: gap_of((token, plain[i]), logits[i], warp, i, 7)
+    flipped = np.flatnonzero(plain != noisy)
+    assert len(flipped) and all(gap(i, noisy[i]) < 2.01 * e for i in flipped)
+    unwarped = chosen(logits, Warp(warp.temperature))
+    faults = [gap(i, token) for i, token in enumerate(unwarped) if token != plain[i]] + [
+        gap(i, (plain[i] + 1) % 40) for i in range(50)
+    ]
+    assert np.mean(np.array(faults) < 2 * e) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("warp", "p"), [(Warp(1.0, top_p=0.5), (0.5, 0.3, 0.2)), (Warp(1.0, top_k=1), (0.4, 0.4, 0.2))], ids=str
+)
+def test_the_edge_of_what_is_kept_is_no_abyss(warp, p):
+    """The second token is dropped by a hair: rounding may keep it, but the third it may not."""
+    logits = np.log(np.array(p, np.float32)) + np.array([4e-6, 0, 0], np.float32)
+    gaps = np.array([[gap_of((token,), logits, warp, seed, 7) for token in range(3)] for seed in range(20)])
+    assert (gaps[:, 1] < 1e-4).any() and (gaps[:, 0] == 0).all() and (gaps[:, 2] > 0.3).all()
 
 
 def test_an_output_cut_short_fails(decoded):
