@@ -18,8 +18,9 @@ from sdjax.mesh.place import on_host
 from sdjax.study.methods import Arm, Promise
 from sdjax.study.runs import Record
 
-# Logits that rounding may decide, by the target's precision; a larger gap is a fault.
-NEAR_TIE = {"float32": 1e-3, "mixed": 0.1, "bfloat16": 1e-3}
+# Logits that rounding may decide, by the target's precision; a larger gap is a fault. Among bfloat16 activations more is
+# rounded than in mixed precision: one step of its numbers is 0.125 at the size of a language model's logits, 16 to 32.
+NEAR_TIE = {"float32": 1e-3, "mixed": 0.1, "bfloat16": 0.125}
 
 
 @dataclass(frozen=True)

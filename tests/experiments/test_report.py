@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sdjax.core.metrics import Steps
 from sdjax.core.sampling import Warp, target_choice
-from sdjax.study.equality import Mismatch, choice_scores, first_difference, gap_of, mismatches, next_logits
+from sdjax.study.equality import NEAR_TIE, Mismatch, choice_scores, first_difference, gap_of, mismatches, next_logits
 from sdjax.study.methods import arms
 from sdjax.study.report import interval, plain, show, speed, speed_columns, summarise
 from sdjax.study.runs import RunFolder
@@ -100,6 +100,10 @@ def test_the_edge_of_what_is_kept_is_no_abyss(warp, p):
     logits = np.log(np.array(p, np.float32)) + np.array([4e-6, 0, 0], np.float32)
     gaps = np.array([[gap_of((token,), logits, warp, seed, 7) for token in range(3)] for seed in range(20)])
     assert (gaps[:, 1] < 1e-4).any() and (gaps[:, 0] == 0).all() and (gaps[:, 2] > 0.3).all()
+
+
+def test_more_rounding_is_allowed_more():
+    assert NEAR_TIE["float32"] < NEAR_TIE["mixed"] < NEAR_TIE["bfloat16"]
 
 
 def test_an_output_cut_short_fails(decoded):
