@@ -19,6 +19,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from sdjax.core.checks import as_integer
 from sdjax.core.pack import holding, widths_of
 from sdjax.core.types import Context, Draft, Law, rows
 from sdjax.trees.hardware import CostCurve
@@ -93,7 +94,7 @@ class Fixed:
     foresees: ClassVar[bool] = False
 
     def __post_init__(self):
-        if self.length < 0:
+        if as_integer(self.length, "length") < 0:
             raise ValueError(f"length is {self.length}; a schedule cannot keep fewer than no drafts")
 
     def empty(self, batch: int, nodes: int) -> None:
@@ -160,7 +161,7 @@ class Delayed:
     foresees: ClassVar[bool] = False
 
     def __post_init__(self):
-        if self.delay < 1:
+        if as_integer(self.delay, "delay") < 1:
             raise ValueError(f"delay is {self.delay}; a budget from this very step's survivals would know the tokens it cuts")
 
     def empty(self, batch: int, nodes: int) -> Float[Array, "B D N"]:
