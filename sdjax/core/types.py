@@ -44,7 +44,8 @@ class Draft:
 
     An invalid node is simply absent (as are its descendants). `q` holds, for each node with children, the
     warped law its children were drawn from; `q_row[i]` is node i's row in it (nodes may share one), -1 at leaves.
-    `max_depth` is static: no node is deeper, whatever the batch holds.
+    `max_depth` and `is_chain` are static: no node is deeper, whatever the batch holds; and where it is a chain, node i hangs
+    on node i - 1.
     """
 
     tokens: Int[Array, "B N"]
@@ -57,6 +58,7 @@ class Draft:
     probes: Probes | None = None
     law: Law = struct.field(pytree_node=False, default=Law.ONE_HOT)
     max_depth: int = struct.field(pytree_node=False, default=0)
+    is_chain: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def rows(self) -> int:

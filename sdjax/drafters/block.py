@@ -8,7 +8,7 @@ rows; those keys and values depend on a token and a layer alone.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,7 @@ class Block:
     temperatures: tuple[float, ...] = ()
     visible_prefix: float | None = None
     start: Literal["drawn", "target"] = "drawn"
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         check_block(self)

@@ -27,6 +27,7 @@ class NGram:
     shortest: int = 1
     window: int = 0
     taps: ClassVar[tuple[Tap, ...]] = ()
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         if not 1 <= self.shortest <= self.longest:

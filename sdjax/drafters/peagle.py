@@ -6,7 +6,7 @@ as wide as the tapped states, and goes through the same matrix. More layers than
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,7 @@ class PEagle:
     norm_before_fc: bool = False
     layer: Decoder | None = None
     start: Literal["drawn", "target"] = "drawn"
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         check_chains(self.length, self.text, self.soft)
