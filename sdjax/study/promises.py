@@ -71,15 +71,18 @@ def broken_at_prefill(case: Case, placed: Placed, compiled: Compiled) -> list[st
 def gathered(placed: Placed, compiled: Compiled) -> list[str]:
     """A parameter, a cache or an array of the vocabulary's size that is moved between chips, in a step or around the loop.
 
+    A cache that every chip has whole, for its heads do not divide, may be split while the loop runs: each chip then reads what
+    its queries ask for, and behind the loop, once a call, the cache is made whole again.
     What a step asks for and no step changes, the compiler moves once, before the loop: then it is whole on every chip. The law
     of a smaller draft vocabulary does move, once for each node that has children: a rule needs it beside the target's.
     """
     parts, wholes = split_sizes(placed)
     kept, faults = {without_ones(x.sharding.shard_shape(x.shape)) for x in caches(placed)}, []
-    inside = [(i, scope_of(i)) for i in compiled.program.collectives]
-    for i, where in [*inside, *((i, "front of the loop") for i in compiled.outside)]:
+    inside = [(i, scope_of(i), wholes) for i in compiled.program.collectives]
+    around = [(i, "front of the loop", wholes - unsplit_caches(placed)) for i in compiled.outside]
+    for i, where, made in [*inside, *around]:
         # What is summed is made where it is summed: an activation, even if it has a weight's size, but not a cache's shape.
-        sizes = set() if "reduce" in i.op else parts | wholes if "permute" in i.op else wholes
+        sizes = set() if "reduce" in i.op else parts | made if "permute" in i.op else made
         for s in i.shapes:
             summed = "reduce" in i.op and without_ones(s.dims) in kept
             if summed or is_vocabulary(s.dims, placed.loop.target) or (s.size in sizes and s.dtype in FLOATS):
@@ -88,6 +91,12 @@ def gathered(placed: Placed, compiled: Compiled) -> list[str]:
         if "all-to-all" in i.op and joined in parts:
             faults.append(f"{i.op} of {joined:,} elements in {where}")
     return sorted(set(faults))
+
+
+def unsplit_caches(placed: Placed) -> set[int]:
+    """Elements on one chip of caches of which it has all heads."""
+    heads_whole = lambda x: x.sharding.shard_shape(x.shape)[1] == x.shape[1]
+    return {math.prod(x.sharding.shard_shape(x.shape)) for x in caches(placed) if heads_whole(x)}
 
 
 def is_vocabulary(dims: tuple[int, ...], target: Decoder) -> bool:

@@ -174,6 +174,12 @@ def test_a_cache_that_is_made_whole_of_parts_of_its_heads_is_gathered():
     gather = Instruction("all-gather", (Shape("bf16", (8 * 3, 1024, 128), False),), "jit(prefill)/observe", "body", False, 0)
     compiled = SimpleNamespace(program=Program((gather,), "body", 0), outside=())
     assert promises.gathered(placed, compiled) == ["all-gather of bf16[24, 1024, 128] in observe"]
+    once_a_call = SimpleNamespace(program=Program((), "body", 0), outside=(gather,))
+    assert promises.gathered(placed, once_a_call) == []
+    split = place(replace(TARGET, kv_heads=8, heads=24), CASES["plain"])
+    gather = replace(gather, shapes=(Shape("bf16", (8 * 8, 1024, 128), False),))
+    compiled = SimpleNamespace(program=Program((), "body", 0), outside=(gather,))
+    assert promises.gathered(split, compiled) == ["all-gather of bf16[64, 1024, 128] in front of the loop"]
 
 
 @pytest.mark.parametrize(
