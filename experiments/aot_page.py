@@ -18,16 +18,17 @@ a TPU). None was measured on hardware.**
 
 All figures are those of one chip. Memory is what the compiler lets programs have, and what the two programs of `generate`
 allocate, the decode loop and prefill (a chunk of 128 tokens a sequence behind as many cache rows); while caches grow, by
-doubling, the smaller ones are there beside them, which is seen to fit, too. FLOPs and bytes are those of one
-draft-verify step; a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler
-expects of its instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that
-run beside; and reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to
-keep what `sdjax.study.promises` says: no parameter, cache or array of the vocabulary's size moves between chips, no cache is
-copied, the state is updated in place, the target's pass has at most two exchanges a layer and four more, and where a case
-fits, a tenth of the memory is free. Prefill keeps to the same, but for its exchanges, which are not counted, and a drafter's
-small state, which is put back where it leaves it elsewhere. "Written back" are caches of few rows that the compiler brings
-into the core's memory to be read, changes there, and writes to HBM whole beside other work: at most a fifth of what a step
-reads.
+doubling, the smaller ones are there beside them, which is seen to fit, too. FLOPs and bytes are those of one draft-verify
+step; a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler expects of its
+instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that run beside; and
+reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to keep what
+`sdjax.study.promises` says: no parameter, cache or array of the vocabulary's size moves between chips, no cache is copied, the
+state is updated in place, the target's pass has at most two exchanges a layer and four more, and where a case fits, a tenth of
+the memory is free. Prefill keeps to the same, but for its exchanges, which are not counted, and a drafter's small state, which
+is put back where it leaves it elsewhere. Where kv heads do not divide over the chips of a group, each has the whole cache; XLA
+splits it while the loop runs, and makes it whole again behind it, once a call. "Written back" are caches of few rows that the
+compiler brings into the core's memory to be read, changes there, and writes to HBM whole beside other work: at most a fifth of
+what a step reads.
 """
 COLUMNS = (
     "target",
@@ -82,7 +83,8 @@ committed part, by its final schedule; and reading the cache's rows once, which 
 bound where the cache is long (a short one costs little anyhow), and JAX's own form is nowhere much faster than the default: no
 switch for either. Wide passes are bound by the softmax of their scores; there `--target.flash` (`Decoder(flash=True)`) takes
 the kernel, on chips that hold one kv head each (with more, XLA lays caches out otherwise, and would turn them around in each
-step).
+step). It is not the default: no kernel of ours has run on a TPU, and estimates of a whole step leave a kernel's cycles out, so
+that the cases and curves above are XLA's own form.
 """
 ATTENTION_COLUMNS = ("chip", "tokens", "cache rows", "default", "JAX's own", "kernel", "reading the cache")
 

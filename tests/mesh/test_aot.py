@@ -143,6 +143,15 @@ def test_a_drafters_split_is_not_carried_into_the_targets_pass(monkeypatch):
     assert "exchanges are promised" in promises.too_many_exchanges(placed, compile_loop(placed))[0]
 
 
+def test_rows_of_several_groups_in_one_array_move_in_every_layer():
+    """A schedule's own exchanges are small and its own, but a packed pass is one array of both groups' rows."""
+    for pack, faults in ((), 0), ((16, 24), 1):
+        case = replace(CASES["scheduled"], data=2, pack=pack)
+        placed = place(TARGET, case)
+        found = promises.too_many_exchanges(placed, compile_loop(placed))
+        assert len(found) == faults, found
+
+
 def test_weights_that_a_layer_wants_whole_are_gathered(monkeypatch):
     """No rule makes XLA move weights where it can move activations; a constraint does."""
     everywhere = lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec())
