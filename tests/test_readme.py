@@ -2,11 +2,8 @@
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-import jax.numpy as jnp
 import pytest
 import tyro
 
@@ -14,10 +11,7 @@ from experiments.config import DecodeConfig, parse
 from experiments.law import Question
 from experiments.rollout_config import RolloutConfig
 from experiments.train_config import TrainConfig
-from sdjax.core.types import Law
 from sdjax.study.prompts import Prompts, load_prompts
-from sdjax.targets.decoder import Tap
-from sdjax.trees.tree import Tree
 from tests.tiny import decode, plain
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,8 +28,8 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 def test_the_example_drafter_is_complete_and_lossless():
-    (source,) = re.findall(r"```python\n(@dataclass.*?)```", README, re.S)
-    names = {"dataclass": dataclass, "ClassVar": ClassVar, "Tap": Tap, "Law": Law, "Tree": Tree, "jnp": jnp}
+    (source,) = re.findall(r"```python\n(from dataclasses.*?)```", README, re.S)
+    names = {}
     exec(source, names)
     made = decode(names["Repeat"].tiny(None), 0.0)
     assert made.tokens == plain(0.0)
