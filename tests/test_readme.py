@@ -11,7 +11,9 @@ from experiments.config import DecodeConfig, parse
 from experiments.law import Question
 from experiments.rollout_config import RolloutConfig
 from experiments.train_config import TrainConfig
+from sdjax.core.types import Law
 from sdjax.study.prompts import Prompts, load_prompts
+from sdjax.verify.registry import RULES
 from tests.tiny import decode, plain
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,6 +61,16 @@ def test_its_program_takes_every_command(program, arguments):
     else:
         config = parse(arguments, program, program, KINDS[program])
         assert not isinstance(getattr(config, "prompts", None), Prompts) or load_prompts(config.prompts)
+
+
+def test_the_table_of_rules_is_that_of_the_registry():
+    page = (ROOT / "sdjax" / "verify" / "README.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.partition("|---|")[2].partition("\n\n")[0].splitlines()[1:]]
+    named = {name: laws for names, _, *laws in rows for name in re.findall("`(.+?)`", names)}
+    takes = lambda rule, law: "–" if law not in rule.laws else "✓" if rule.lossless else "lossy"
+    assert {name: laws[: len(Law)] for name, laws in named.items()} == {
+        name: [takes(rule, law) for law in Law] for name, rule in RULES.items()
+    }
 
 
 def test_every_target_of_make_exists():
