@@ -3,7 +3,7 @@
     python -m experiments.bench_rules [--vocab 151936 --batch 8 --repeats 5 --temperature 1 --rules walk recursive]
 
 Drafts are drawn from q, so that acceptance is what a fair drafter's would be. The median over repeats is of the whole
-`judge`, warp included; `memory` is what XLA allocates besides its arguments, in units of one float32 array [B, N, V].
+`judge`, warp included; `arrays` is what XLA allocates besides its arguments, in units of one float32 array [B, N, V].
 The last line is one JSON object: {rule: {"ms", "accepted", "arrays"}}.
 """
 
