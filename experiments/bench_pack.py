@@ -49,6 +49,7 @@ class Confident:
 
     length: int = 7
     taps: ClassVar[tuple[int, ...]] = ()
+    is_chain: ClassVar[bool] = True
 
     @property
     def depth(self) -> int:

@@ -22,6 +22,7 @@ class Oracle:
     length: int
     right: int = 1 << 30
     taps: ClassVar = ()
+    is_chain: ClassVar = True
 
     @property
     def depth(self):
@@ -54,6 +55,7 @@ class Uniform:
 
     length: int
     taps: ClassVar = ()
+    is_chain: ClassVar = True
 
     @property
     def depth(self):
@@ -99,6 +101,7 @@ class Recorder:
 
     drafter: SelfDraft
     taps: ClassVar = ("embed", 1, "final")
+    is_chain: ClassVar = True
 
     @property
     def depth(self):

@@ -45,9 +45,11 @@ def attend_wide(
     mask: Bool[Array, "b T U"],
     scale: float,
 ) -> Float[Array, "B T H K"]:
-    """`attention.attend`; on a TPU the kernel, where it pays and no window is asked for."""
+    """`attention.attend`; on a TPU the kernel, where it pays and no window can be asked for (never for one row alone)."""
     reference = partial(attend, scale=scale)
-    if seen.shape[1] > 1 or not pays(q.shape[1], q.shape[2], cache):
+    # The mask of a window has a row for each query: of a single query nothing tells it from that of a length.
+    windowed = seen.shape[1] > 1 or q.shape[1] == 1
+    if windowed or not pays(q.shape[1], q.shape[2], cache):
         return reference(q, cache, seen, block, mask)
 
     def kernel(q: Array, cache: KV, seen: Array, block: KV, mask: Array) -> Array:

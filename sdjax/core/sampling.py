@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, UInt
 
+from sdjax.core.checks import as_integer, check_number
 from sdjax.core.whole import whole
 
 LEAST_TEMPERATURE = 1e-6  # below it, logits of a few hundred leave float32 behind
@@ -33,11 +34,13 @@ class Warp:
     """A token stays with at least this share of the likeliest one's mass; 0: all do."""
 
     def __post_init__(self):
+        for name in ("temperature", "top_p", "min_p"):
+            check_number(getattr(self, name), name)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature is {self.temperature}; it must be a finite number ≥ 0 (0 is argmax)")
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise ValueError(f"temperature is {self.temperature}; below {LEAST_TEMPERATURE} logits overflow: take 0, argmax")
-        if self.top_k < 0 or self.top_k != int(self.top_k):
+        if as_integer(self.top_k, "top_k") < 0:
             raise ValueError(f"top_k is {self.top_k}; it must be a whole number ≥ 0 (0 switches it off)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1] (1 switches it off)")

@@ -47,7 +47,8 @@ class Draft:
     An invalid node is simply absent (as are its descendants). `q` holds, for each node with children, the
     warped law its children were drawn from; `q_row[i]` is node i's row in it (nodes may share one), -1 at leaves.
     `survival` is how likely the drafter thinks each node to be accepted, all nodes above it included: 1 at the anchor, never
-    more than at the parent (None: it does not say). `max_depth` is static: no node is deeper, whatever the batch holds.
+    more than at the parent (None: it does not say). `max_depth` and `is_chain` are static: no node is deeper, whatever the
+    batch holds; and where it is a chain, node i hangs on node i - 1.
     """
 
     tokens: Int[Array, "B N"]
@@ -60,6 +61,7 @@ class Draft:
     probes: Probes | None = None
     law: Law = struct.field(pytree_node=False, default=Law.ONE_HOT)
     max_depth: int = struct.field(pytree_node=False, default=0)
+    is_chain: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def rows(self) -> int:

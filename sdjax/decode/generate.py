@@ -12,12 +12,13 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from sdjax.core.cache import with_rows
+from sdjax.core.checks import as_integer
 from sdjax.core.metrics import Steps
 from sdjax.core.spec import check_params
 from sdjax.core.types import Records
 from sdjax.decode.place import empty_state, put_back, state_shardings
 from sdjax.decode.prefill import prefill
-from sdjax.decode.state import Loop, Params, State, as_integer
+from sdjax.decode.state import Loop, Params, State
 from sdjax.decode.step import step
 from sdjax.mesh.layout import Layout, within
 from sdjax.mesh.place import on_host
@@ -126,7 +127,7 @@ def checked_prompt(loop: Loop, prompt: Sequence[int], name: str, max_new: int) -
 def rows_for(loop: Loop, prompts: Sequence[Sequence[int]], max_new: int, capacity: int | None) -> int:
     """The cache's rows, in whole chunks; ValueError where a given capacity does not hold the prompts."""
     needed = rows_needed(loop, prompts, max_new)
-    rows = round_up(bucket(needed) if capacity is None else capacity, loop.chunk)
+    rows = round_up(bucket(needed) if capacity is None else as_integer(capacity, "capacity"), loop.chunk)
     if rows < needed:
         raise ValueError(
             f"the longest prompt has {max(map(len, prompts))} tokens and needs {needed} cache rows with {max_new} new tokens "

@@ -19,6 +19,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from sdjax.core.checks import as_integer
 from sdjax.core.pack import holding, widths_of
 from sdjax.core.types import Context, Draft, Law, rows
 from sdjax.trees.hardware import CostCurve
@@ -94,7 +95,7 @@ class Fixed:
     foresees: ClassVar[bool] = False
 
     def __post_init__(self):
-        if self.length < 0:
+        if as_integer(self.length, "length") < 0:
             raise ValueError(f"length is {self.length}; a schedule cannot keep fewer than no drafts")
 
     def empty(self, batch: int, nodes: int) -> None:
@@ -161,7 +162,7 @@ class Delayed:
     foresees: ClassVar[bool] = False
 
     def __post_init__(self):
-        if self.delay < 1:
+        if as_integer(self.delay, "delay") < 1:
             raise ValueError(f"delay is {self.delay}; a budget from this very step's survivals would know the tokens it cuts")
 
     def empty(self, batch: int, nodes: int) -> Float[Array, "B D N"]:
@@ -217,7 +218,7 @@ def needs(draft: Draft) -> Bool[Array, "B N N"]:
     """Row i marks what stays if node i does: itself and its ancestors; where siblings were sampled, their elders, too."""
     above = ancestor_mask(draft.parent, draft.max_depth)
     nodes = draft.tokens.shape[1]
-    if draft.law is not Law.ONE_HOT and nodes > draft.max_depth + 1:
+    if draft.law is not Law.ONE_HOT and not draft.is_chain:
         elder = draft.valid[:, None] & (draft.parent[:, :, None] == draft.parent[:, None]) & jnp.tri(nodes, dtype=bool)
         above |= above.astype(jnp.float32) @ elder.astype(jnp.float32) > 0
     return above

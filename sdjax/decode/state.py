@@ -1,6 +1,5 @@
 """The state that a decode loop carries, and the static description of the loop."""
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +8,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Int, UInt
 
 from sdjax.core.cache import Cache
+from sdjax.core.checks import as_integer, as_integers
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Context, Records
 from sdjax.decode.schedule import Fixed, Schedule
@@ -48,14 +48,6 @@ class State:
     step: Int[Array, ""]
 
 
-def as_integer(value: Any, what: str) -> int:
-    """`value` as an int; ValueError where it is not a whole number by type (1.0 is not)."""
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise ValueError(f"{what} is {value!r}; it must be an integer") from error
-
-
 @dataclass(frozen=True)
 class Loop:
     """Everything static about decoding: hashable, so that one compiled program belongs to one Loop.
@@ -75,13 +67,13 @@ class Loop:
 
     def __post_init__(self):
         self.drafter.specs(self.target)
-        object.__setattr__(self, "stop", tuple(sorted({as_integer(token, "a stop id") for token in self.stop})))
+        object.__setattr__(self, "stop", as_integers(self.stop, "stop", "a stop id"))
         for token in self.stop:
             if not 0 <= token < self.target.vocab:
                 raise ValueError(f"stop id {token} is outside the vocabulary (0..{self.target.vocab - 1})")
-        if self.chunk < 1:
+        if as_integer(self.chunk, "chunk") < 1:
             raise ValueError(f"chunk is {self.chunk}; prefill needs at least one token a chunk")
-        object.__setattr__(self, "pack", tuple(sorted({as_integer(width, "a width of pack") for width in self.pack})))
+        object.__setattr__(self, "pack", as_integers(self.pack, "pack", "a width of pack"))
         if self.pack and self.pack[0] < 1:
             raise ValueError(f"pack is {self.pack}; a pass needs at least one row")
         if self.schedule and self.schedule.foresees and not (self.warp.greedy or isinstance(self.rule, Walk)):
@@ -89,14 +81,14 @@ class Loop:
                 f"{type(self.schedule).__name__} knows what will be accepted, which is settled only at temperature 0 or by the "
                 f"walk; the temperature is {self.warp.temperature} and the rule {type(self.rule).__name__}"
             )
-        is_tree = self.drafter.nodes != self.drafter.depth + 1
         reckons = isinstance(self.rule, KSequential | BestPath)
-        if is_tree and reckons and self.schedule and not isinstance(self.schedule, Fixed):
+        cuts = self.schedule and not isinstance(self.schedule, Fixed)
+        if reckons and cuts and not self.drafter.is_chain:
             raise ValueError(
                 f"{type(self.rule).__name__} reckons with how many paths there are, and {type(self.schedule).__name__} makes "
                 "that depend on their tokens: the output would not be the target's; take Recursive or Traversal, or Fixed"
             )
-        if self.rule.chains_only and self.drafter.nodes != self.drafter.depth + 1:
+        if self.rule.chains_only and not self.drafter.is_chain:
             raise ValueError(
                 f"{type(self.rule).__name__} judges chains only, but {type(self.drafter).__name__} drafts a tree of "
                 f"{self.drafter.nodes} nodes, {self.drafter.depth} deep; take a rule for trees, such as Walk"

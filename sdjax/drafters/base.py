@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from sdjax.core.checks import as_integer
 from sdjax.core.types import Committed, Context, Draft, Trace
 from sdjax.targets.decoder import Decoder, Tap
 
@@ -32,6 +33,14 @@ class Drafter(Protocol):
     @property
     def nodes(self) -> int:
         """Nodes of a draft, the anchor included."""
+        ...
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no draft can branch, which depth and nodes do not tell: a dynamic tree of depth + 1 nodes can.
+
+        What is a chain is said by the shape of a tree (`Tree`, `DynamicTree`), and by a draft of itself.
+        """
         ...
 
     def specs(self, target: Decoder) -> Any:
@@ -111,7 +120,7 @@ def check_masks(drafter: Any, stops: Collection[int]) -> None:
 
 def check_length(length: int) -> None:
     """Raises ValueError for a chain without drafts."""
-    if length < 1:
+    if as_integer(length, "length") < 1:
         raise ValueError(f"length is {length}; at least one token must be drafted (NoDraft drafts none)")
 
 

@@ -8,7 +8,7 @@ rows; those keys and values depend on a token and a layer alone.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +118,7 @@ class Block:
     """β: training also shows each block its first l tokens, l drawn ∝ β^l, and learns the others; None: it does not."""
     start: Literal["drawn", "target"] = "drawn"
     """Where training begins: layers drawn anew, or, in the target's own shape, its last ones on its deepest tap."""
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         check_block(self)

@@ -66,6 +66,10 @@ class BlockTree:
     def depth(self) -> int:
         return self.block.length
 
+    @property
+    def is_chain(self) -> bool:
+        return self.width == 1
+
     def specs(self, target: Decoder) -> dict[str, Any]:
         """The block's."""
         vocab = self.block.head.size or target.vocab

@@ -80,6 +80,10 @@ class DeepSeekMTP:
     def nodes(self) -> int:
         return self.tree.nodes
 
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.is_chain
+
     def specs(self, target: Decoder) -> dict[str, Any]:
         """{modules: [{embed_norm, hidden_norm, fuse, layer, norm}], head}; embedding and, by default, head are the target's."""
         if self.tap not in ("final", target.layers - 1):

@@ -54,6 +54,7 @@ class DiffuSpec:
     growth: int = 10
     stops: tuple[int, ...] = ()
     taps: ClassVar[tuple[Tap, ...]] = ()
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         for name in ("candidates", "beams", "rank"):

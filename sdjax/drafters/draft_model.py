@@ -53,6 +53,7 @@ class DraftModel:
     head: DraftHead = DraftHead()
     objective: Literal["text", "forward-kl", "reverse-kl", "tv", "log-acceptance", "hybrid-lk"] = "forward-kl"
     taps: ClassVar[tuple[Tap, ...]] = ()
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         check_length(self.length)

@@ -5,7 +5,7 @@ which was trained behind prefixes of any length, drafts the rest anew; the targe
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ class DualBlock:
     first: Block
     second: Block
     branches: int = 4
+    is_chain: ClassVar[bool] = False
 
     def __post_init__(self):
         for block in (self.first, self.second):

@@ -86,6 +86,10 @@ class Eagle3:
     def nodes(self) -> int:
         return self.tree.nodes
 
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.is_chain
+
     def specs(self, target: Decoder) -> dict[str, Any]:
         check_tree(self.tree, self.law, target.vocab)
         check_tapped(target, self.taps)

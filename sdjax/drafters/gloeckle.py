@@ -70,6 +70,10 @@ class Gloeckle:
     def nodes(self) -> int:
         return self.tree.nodes
 
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.is_chain
+
     def specs(self, target: Decoder) -> dict[str, Any]:
         """{heads: [layer]}, or {heads: [{matrix}]} where they are linear; and {head}, where it is not the target's."""
         if target.layers != self.layers:

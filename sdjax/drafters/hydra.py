@@ -75,6 +75,10 @@ class Hydra:
     def nodes(self) -> int:
         return self.tree.nodes
 
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.is_chain
+
     def specs(self, target: Decoder) -> dict[str, Any]:
         """{heads: K of {first: {r, r_bias, a, a_bias}, blocks: [{w, b}]}, head: the vocabulary matrices}."""
         check_tree(self.tree, self.law, self.head.size or target.vocab)
@@ -190,6 +194,10 @@ class HydraPlus:
     @property
     def nodes(self) -> int:
         return self.heads.nodes
+
+    @property
+    def is_chain(self) -> bool:
+        return self.heads.is_chain
 
     def specs(self, target: Decoder) -> dict[str, Any]:
         """Those of the heads, and prefix: {layers: [layer], norm}."""

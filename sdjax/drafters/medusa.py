@@ -61,6 +61,10 @@ class Medusa:
     def nodes(self) -> int:
         return self.tree.nodes
 
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.is_chain
+
     def specs(self, target: Decoder) -> dict[str, Any]:
         """{heads: K lists of {w, b}, head: the vocabulary matrices}."""
         check_tree(self.tree, Law.ONE_HOT, self.head.size or target.vocab)

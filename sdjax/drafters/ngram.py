@@ -30,6 +30,7 @@ class NGram:
     window: int = 0
     """Only so many of the last tokens are searched; 0: all."""
     taps: ClassVar[tuple[Tap, ...]] = ()
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         if not 1 <= self.shortest <= self.longest:

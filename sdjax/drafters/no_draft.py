@@ -15,6 +15,7 @@ class NoDraft:
     taps: ClassVar[tuple[Tap, ...]] = ()
     depth: ClassVar[int] = 0
     nodes: ClassVar[int] = 1
+    is_chain: ClassVar[bool] = True
 
     def specs(self, target: Decoder) -> dict[str, Any]:
         return {}

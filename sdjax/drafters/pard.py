@@ -46,6 +46,7 @@ class Pard:
     text: float = 1.0
     soft: float = 0.0
     taps: ClassVar[tuple[Tap, ...]] = ()
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         check_chains(self.length, self.text, self.soft)

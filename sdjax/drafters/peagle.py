@@ -6,7 +6,7 @@ as wide as the tapped states, and goes through the same matrix. More layers than
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,7 @@ class PEagle:
     """The shape of its layers; None: Llama layers as wide as the target's."""
     start: Literal["drawn", "target"] = "drawn"
     """Where training begins: weights drawn anew, or the target's last layers behind its deepest tap."""
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         check_chains(self.length, self.text, self.soft)

@@ -20,6 +20,7 @@ class SelfDraft:
     length: int = 4
     sampled: bool = True
     taps: ClassVar[tuple[Tap, ...]] = ()
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         check_length(self.length)

@@ -53,6 +53,10 @@ class SpecDiff2:
     def nodes(self) -> int:
         return 1 + self.drafts * self.model.length
 
+    @property
+    def is_chain(self) -> bool:
+        return self.drafts == 1
+
     def specs(self, target: Decoder) -> dict[str, Any]:
         """The model's."""
         size = self.model.head.size or target.vocab

@@ -7,7 +7,7 @@ there is no other. What is emitted is the target's own text: the tuned target's,
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ class TiDAR:
     layers: int
     length: int = 7
     sampled: bool = False
+    is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
         check_length(self.length)

@@ -51,6 +51,10 @@ class TreeDraftModel:
         return self.tree.nodes
 
     @property
+    def is_chain(self) -> bool:
+        return self.tree.is_chain
+
+    @property
     def chain(self) -> DraftModel:
         """The same model, drafting a chain: what it is trained as."""
         return DraftModel(self.model, head=self.head)
@@ -95,6 +99,10 @@ class TreeSelfDraft:
     @property
     def nodes(self) -> int:
         return self.tree.nodes
+
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.is_chain
 
     def specs(self, target: Decoder) -> dict[str, Any]:
         check_tree(self.tree, self.law, target.vocab)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -24,7 +25,7 @@ NAN = float("nan")
 @dataclass(frozen=True)
 class Speed:
     """Decoding speed. `speedup` compares seconds a token with the baseline's on the same prompts; where the outputs are
-    equal that is Σ its time / Σ own time. `low`..`high` is a 95 % bootstrap interval over prompts."""
+    equal that is Σ its time / Σ own time. `low`..`high` is a 95 % bootstrap interval over `samples` of prompts."""
 
     tokens_per_second: float
     prefill_seconds: float
@@ -37,7 +38,7 @@ class Speed:
 @dataclass(frozen=True)
 class Equality:
     """Of `compared` outputs, `equal` are plain decoding's token for token; the rest are near-ties or failures.
-    Nothing is compared where the method does not promise the tokens, but for a lossy one at temperature 0: `shared` is its
+    Nothing is compared (0) where the method does not promise the tokens, but for a lossy one at temperature 0: `shared` is its
     drift, the share of plain decoding's tokens that come before the first difference (else None)."""
 
     promise: Promise
@@ -101,8 +102,6 @@ def summary(
 ) -> Summary:
     """The figures of one arm."""
     depth = arm.loop.drafter.depth
-    mine = [fault for fault in faults if (fault.method, fault.temperature) == arm.key]
-    failures = sum(fault.fails for fault in mine)
     categories = sorted({record.category for record in records})
     tau = lambda category: acceptance([r.steps for r in records if r.category == category], depth).tau
     return Summary(
@@ -113,12 +112,21 @@ def summary(
         tokens=sum(len(record.tokens) for record in records),
         acceptance=acceptance([record.steps for record in records], depth),
         tau_by_category={category: tau(category) for category in categories},
-        equality=drift(records, baseline)
-        if arm.promise is Promise.NOTHING and arm.warp.greedy
-        else Equality(arm.promise, len(records), len(records) - len(mine), len(mine) - failures, failures),
+        equality=equality(arm, records, baseline, faults),
         speed=speed(records, baseline),
         costs=costs,
     )
+
+
+def equality(arm: Arm, records: Sequence[Record], baseline: Sequence[Record], faults: Sequence[Mismatch]) -> Equality:
+    """How much of plain decoding's output is there, as far as that was looked at."""
+    if arm.promise is Promise.NOTHING and arm.warp.greedy:
+        return drift(records, baseline)
+    if arm.promise is not Promise.TOKENS:
+        return Equality(arm.promise, 0, 0, 0, 0)
+    mine = [fault for fault in faults if (fault.method, fault.temperature) == arm.key]
+    failures = sum(fault.fails for fault in mine)
+    return Equality(arm.promise, len(records), len(records) - len(mine), len(mine) - failures, failures)
 
 
 def drift(records: Sequence[Record], baseline: Sequence[Record]) -> Equality:
@@ -135,7 +143,8 @@ def speed(records: Sequence[Record], baseline: Sequence[Record]) -> Speed:
     plain = {record.item: record for record in baseline}
     paired = [(plain[r.item].decode_seconds, plain[r.item].decoded, r.decode_seconds, r.decoded) for r in records]
     columns = np.array(paired, float).reshape(-1, 4).T
-    low, high = interval(columns)
+    sample = samples(records, [plain[record.item] for record in records])
+    low, high = interval(np.array([np.bincount(sample, column) for column in columns]))
     return Speed(
         tokens_per_second=ratio(columns[3].sum(), columns[2].sum()),
         prefill_seconds=sum(record.prefill_seconds for record in records),
@@ -144,6 +153,23 @@ def speed(records: Sequence[Record], baseline: Sequence[Record]) -> Speed:
         low=low,
         high=high,
     )
+
+
+def samples(records: Sequence[Record], baseline: Sequence[Record]) -> Int[np.ndarray, " n"]:
+    """Which sample each record is of, numbered in their order: what shares a batch's time, its own or plain decoding's, was
+    not drawn apart, nor were the turns of a conversation; resampled one by one they would seem to tell more than they do."""
+    shared = ([r.prompt for r in records], [r.batch for r in records], [r.batch for r in baseline])
+    first = np.arange(len(records))
+    while True:
+        found = first.copy()
+        for groups in shared:
+            least: dict[Any, int] = {}
+            for group, sample in zip(groups, found.tolist(), strict=True):
+                least[group] = min(sample, least.get(group, sample))
+            found = np.array([least[group] for group in groups], int)
+        if (found == first).all():
+            return np.unique(found, return_inverse=True)[1]
+        first = found
 
 
 def speedup(
@@ -156,7 +182,7 @@ def speedup(
 
 
 def interval(columns: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of `speedup` over resampled prompts; NaN for fewer than two prompts or no spread at all."""
+    """The 95 % interval of `speedup`, samples (columns) drawn anew; NaN for fewer than two of them or no spread at all."""
     if columns.shape[1] < 2 or not np.isfinite(speedup(*columns)) or (columns == columns[:, :1]).all():
         return NAN, NAN
     found = stats.bootstrap(

@@ -49,6 +49,11 @@ class Record:
         return self.prompt, self.turn
 
     @property
+    def batch(self) -> tuple[Any, ...]:
+        """What tells its batch from others: whose rows have the very same share of what a clock measured."""
+        return *self.arm, self.turn, self.prefill_seconds, self.decode_seconds
+
+    @property
     def decoded(self) -> int:
         """Tokens that decoding made; the first came with prefill."""
         return len(self.tokens) - 1

@@ -22,7 +22,7 @@ def watched_step(loop: Loop, params: Params, state: State) -> tuple[Float[Array,
 
 def served_drafts(loop: Loop, params: Params, prompts: Sequence[Sequence[int]], max_new: int, batch: int) -> Drafts:
     """Decodes `max_new` tokens behind each prompt, `batch` at a time; ValueError for trees, and drafts without survival."""
-    if loop.drafter.nodes != loop.drafter.depth + 1:
+    if not loop.drafter.is_chain:
         raise ValueError(f"{type(loop.drafter).__name__} drafts a tree; survival is calibrated slot by slot, along a chain")
     if loop.schedule:
         raise ValueError(f"{type(loop.schedule).__name__} cuts drafts: what it cuts is never judged; calibrate without it")

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from sdjax.core.checks import as_integer
+
 
 @dataclass(frozen=True)
 class DynamicTree:
@@ -18,6 +20,8 @@ class DynamicTree:
     """Nodes of a level that bring forth children, and the children of each."""
 
     def __post_init__(self):
+        for name in ("depth", "nodes", "width"):
+            as_integer(getattr(self, name), name)
         if self.depth < 1 or self.width < 1:
             raise ValueError(f"a dynamic tree needs depth ≥ 1 and width ≥ 1; got depth {self.depth}, width {self.width}")
         if not self.depth < self.nodes <= self.candidates + 1:
@@ -30,3 +34,8 @@ class DynamicTree:
     def candidates(self) -> int:
         """Nodes that the levels bring, of which `nodes` - 1 are kept."""
         return self.width + (self.depth - 1) * self.width**2
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether there is one shape to find: with more children, even depth + 1 nodes may stand side by side."""
+        return self.width == 1

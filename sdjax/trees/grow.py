@@ -65,6 +65,7 @@ class Grown:
     score: Float[Array, "B N"]
     source: Int[Array, "B N"]
     max_depth: int = struct.field(pytree_node=False)
+    is_chain: bool = struct.field(pytree_node=False)
 
     def draft(self, anchor: Int[Array, " B"]) -> Draft:
         """As a draft below `anchor`; a path's probability is the drafter's estimate that it survives."""
@@ -76,6 +77,7 @@ class Grown:
             survival=jnp.exp(self.score),
             law=Law.ONE_HOT,
             max_depth=self.max_depth,
+            is_chain=self.is_chain,
         )
 
 
@@ -155,6 +157,7 @@ def rerank(growth: Growth, nodes: int, least: float = 0.0) -> Grown:
         score=front(score, 0),
         source=source,
         max_depth=len(growth.sizes),
+        is_chain=max(growth.sizes, default=1) == 1,
     )
 
 

@@ -131,6 +131,7 @@ class Tree:
             q_row=None if q is None else spread([row.get(node, -1) for node in range(self.nodes)]),
             law=law,
             max_depth=self.depth,
+            is_chain=self.is_chain,
         )
 
 

@@ -53,7 +53,7 @@ class ApproximateGreedy:
                 raise ValueError(f"approximate: {name} is {getattr(self, name)}; it must be ≥ 0")
 
     def start(self, xp: Any, case: Case) -> Trial:
-        drafts = case.valid[1:].sum()
+        drafts = xp.where(case.valid, case.depth, 0).max()
 
         def test(trial: Trial) -> Trial:
             child, found = next_child(xp, case, trial.node, trial.node)
@@ -61,7 +61,7 @@ class ApproximateGreedy:
             regret = (z.max(0) - z[case.tokens[child]]).astype(trial.ledger.dtype)
             match = z.argmax(0) == case.tokens[child]
             affordable = (self.budget > 0) & (trial.ledger + regret <= self.budget)
-            gated = (regret <= self.gate * (drafts - trial.node)) & (trial.relaxed < self.exceptions)
+            gated = (regret <= self.gate * (drafts - case.depth[trial.node])) & (trial.relaxed < self.exceptions)
             passes = found & (match | (affordable & gated))
             return Trial(
                 node=xp.where(passes, child, trial.node),

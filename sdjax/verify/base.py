@@ -98,7 +98,7 @@ def refuse(rule: Rule, draft: Draft) -> None:
     refuse_law(rule, draft.law)
     if draft.law is not Law.ONE_HOT and draft.q is None:
         raise ValueError(f"a draft drawn {draft.law} must carry q, the law it was drawn from; this one has none")
-    if rule.chains_only and draft.tokens.shape[1] != draft.max_depth + 1:
+    if rule.chains_only and not draft.is_chain:
         refuse_tree(rule, draft.tokens.shape[1], draft.max_depth)
 
 

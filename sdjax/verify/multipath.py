@@ -11,7 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.types import Context, Draft, Law, Verdict
-from sdjax.verify.base import Case, WarpedRows, branch, judge_by_coins, put, repeat
+from sdjax.verify.base import Case, WarpedRows, branch, judge_by_coins, next_child, put, repeat
 from sdjax.verify.proposal import drawn_law
 
 
@@ -73,10 +73,15 @@ class BestPath:
 
     def level(self, xp: Any, case: Case, node: Any, same: Any, lower: Any, mass: Any) -> Level:
         """Sorts the tokens behind `node` by ascending p/q, ties by id, and finds the law of the best path's next."""
-        p, q = case.p[node], case.q[case.q_row[node]]
+        p, q = case.p[node], self.law_at(xp, case, node)
         order = xp.argsort(xp.where(q > 0, p / xp.where(q > 0, q, 1), 0), stable=True)
         upto = put(xp, xp.zeros_like(q), order, xp.cumsum(q[order]))
         return Level(node, same, lower, mass, upto, self.law_of_best(xp, case, q, upto, lower, mass))
+
+    def law_at(self, xp: Any, case: Case, node: Any) -> Any:
+        """q's row at `node`; a point mass on its child where the row cannot have drawn it."""
+        child, _ = next_child(xp, case, node, node)
+        return drawn_law(xp, case.p[node], case.q[case.q_row[node]], case.tokens[child])
 
     def law_of_best(self, xp: Any, case: Case, q: Any, upto: Any, lower: Any, mass: Any) -> Any:
         """a^K - b^K, as (a - b)·Σ a^j b^(K-1-j): nothing cancels where the prefix is unlikely."""
@@ -91,7 +96,7 @@ class BestPath:
         here = case.valid & tested.same[case.parent] & (case.depth == depth + 1)
         node = xp.where(here, tested.upto[case.tokens], -1).argmax().astype(xp.int32)
         token = case.tokens[node]
-        q = case.q[case.q_row[tested.node]][token]
+        q = self.law_at(xp, case, tested.node)[token]
         lower = tested.lower + tested.mass * (tested.upto[token] - q)
         level = self.level(xp, case, node, here & (case.tokens == token), lower, tested.mass * q)
         law = drawn_law(xp, tested.law, tested.law, token)

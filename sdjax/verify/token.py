@@ -7,21 +7,22 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from sdjax.core.types import Context, Draft, Law, Verdict
-from sdjax.verify.base import Case, WarpedRows, judge_by_coins, next_child
+from sdjax.verify.base import Case, WarpedRows, branch, judge_by_coins, next_child
 from sdjax.verify.proposal import drawn_law, drawn_odds, rest_at
 
 
 @struct.dataclass
 class Trial:
-    """`node` is the last accepted; `rejected` says whether its child was refused or there is none."""
+    """`node` is the last accepted, `child` under test; `rejected` says whether it was refused."""
 
     node: Int[Array, ""]
+    child: Int[Array, ""]
     rejected: Bool[Array, ""]
     done: Bool[Array, ""]
 
     @property
     def coin(self) -> tuple[Any, int]:
-        return self.node + 1, 0
+        return self.child, 0
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,20 @@ class TokenRejection:
 
     def at(self, xp: Any, case: Case, node: Any) -> Trial:
         """The trial that stands at `node`: done where no child is left to test."""
-        return Trial(node, xp.bool_(False), ~next_child(xp, case, node, node)[1])
+        child, found = next_child(xp, case, node, node)
+        return Trial(node, child, xp.bool_(False), ~found)
 
     def odds(self, xp: Any, case: Case, trial: Trial) -> tuple[Any, Any]:
-        token = case.tokens[trial.node + 1]
+        token = case.tokens[trial.child]
         return case.p[trial.node, token], drawn_odds(xp, rest_at(case, trial.node), token)
 
     def toss(self, xp: Any, case: Case, trial: Trial, heads: Any) -> Trial:
-        ahead = self.at(xp, case, trial.node + 1)
-        return Trial(xp.where(heads, ahead.node, trial.node), ~heads, ~heads | ahead.done)
+        refused = lambda: trial.replace(rejected=xp.bool_(True), done=xp.bool_(True))
+        return branch(xp, heads, lambda: self.at(xp, case, trial.child), refused)
 
     def residual(self, xp: Any, case: Case, trial: Trial) -> Any:
         """(p - q)+ after a refusal, p where every draft was accepted."""
-        p, token = case.p[trial.node], case.tokens[xp.minimum(trial.node + 1, case.tokens.shape[0] - 1)]
+        p, token = case.p[trial.node], case.tokens[trial.child]
         left = xp.maximum(p - drawn_law(xp, p, rest_at(case, trial.node), token), 0)
         # A refusal with nothing left is rounding (p = q): p itself is then the law.
         return xp.where(trial.rejected & (left.sum(0) > 0), left, p)

@@ -110,7 +110,8 @@ def test_drafts_are_trees(drafter, temperature):
     draft, _ = propose(loop, params, state)
     parent, depth, tokens, valid = (np.asarray(x) for x in (draft.parent, draft.depth, draft.tokens, draft.valid))
     assert tokens.shape == (3, drafter.nodes)
-    assert draft.max_depth == drafter.depth
+    assert draft.max_depth == drafter.depth and draft.is_chain == drafter.is_chain
+    assert not draft.is_chain or (parent == np.arange(-1, drafter.depth)).all()
     assert (parent[:, 0] == -1).all() and (depth[:, 0] == 0).all() and valid[:, 0].all()
     np.testing.assert_array_equal(tokens[:, 0], loop.context(params, state).anchor)
     assert ((tokens >= 0) & (tokens < TARGET.vocab))[valid].all()

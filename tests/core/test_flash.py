@@ -1,5 +1,7 @@
 """The TPU's kernel, interpreted, is the reference attention."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from sdjax.core.attention import attend, cache_mask
 from sdjax.core.cache import KV
-from sdjax.core.flash import BLOCK, attend_flash, pays
+from sdjax.core.flash import BLOCK, attend_flash, attend_wide, pays
 
 SCALE = 0.3
 
@@ -49,3 +51,14 @@ def test_rows_behind_the_length_leave_no_trace():
 def test_it_is_for_wide_passes_of_one_kv_head_over_whole_blocks(t, groups, rows, says):
     cache = KV(*[jax.ShapeDtypeStruct((1, groups, rows, 16), jnp.float32)] * 2)
     assert pays(t, 4 * groups, cache) is says
+
+
+@pytest.mark.parametrize(("t", "window", "says"), [(40, None, True), (40, 16, False), (1, 16, False)])
+def test_a_window_keeps_it_away(t, window, says):
+    """Also from a pass of one row, 40 queries of one kv head: the mask of a window then has one row, too."""
+    heads, rows = (40 if t == 1 else 1), lambda *shape: jnp.zeros((1, *shape))
+    cache, block = (KV(rows(1, n, 16), rows(1, n, 16)) for n in (BLOCK, t))
+    seen = cache_mask(jnp.array([100]), BLOCK, 100 + jnp.arange(t)[None], window)
+    made = jax.make_jaxpr(partial(attend_wide, scale=SCALE))(rows(t, heads, 16), cache, seen, block, jnp.ones((1, t, t), bool))
+    assert pays(t, heads, cache)
+    assert ("attend_committed" in str(made)) is says

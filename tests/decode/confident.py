@@ -35,6 +35,10 @@ class Sure:
     def nodes(self):
         return self.tree.nodes if self.tree else self.drafter.nodes
 
+    @property
+    def is_chain(self):
+        return (self.tree or self.drafter).is_chain
+
     def specs(self, target):
         return self.drafter.specs(target)
 

@@ -267,6 +267,10 @@ def test_weights_that_do_not_fit_are_refused():
     refused("the drafter DraftModel: missing", loop_of(DraftModel(TARGET, 3), 0.0), Params(params, {}))
 
 
+def test_a_capacity_that_is_no_integer_is_refused():
+    refused(r"capacity is 64\.0; it must be an integer", loop_of(NoDraft(), 0.0), Params(target_params(), {}), capacity=64.0)
+
+
 def test_a_rule_refuses_before_prefill_compiles():
     refused("greedy decoding only", loop_of(SelfDraft(1, 2), 1.0, ApproximateGreedy()), Params(target_params(), {}))
 

@@ -129,6 +129,12 @@ def test_trees_are_cut_from_their_ends(law):
     assert outlived == (law is Law.ONE_HOT)
 
 
+def test_siblings_need_their_elders_however_few_nodes_there_are():
+    """A drafted tree of as many nodes as a chain of its greatest depth has, whose siblings were sampled."""
+    draft = Tree((-1, 0, 0, 1)).draft(jnp.zeros((1, 4), jnp.int32), Law.IID).replace(max_depth=3)
+    np.testing.assert_array_equal(needs(draft)[0, 2], [True, True, True, False])
+
+
 def test_the_walk_emits_plain_decodings_tokens_behind_a_schedule():
     loop = loop_of(Sure(), 1.0, schedule=Delayed(linear_costs(12)))
     made = generate(loop, PARAMS, PROMPTS, NEW, seeds=SEEDS)

@@ -2,15 +2,19 @@
 
 import io
 from dataclasses import replace
+from itertools import product
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
 
 from sdjax.core.metrics import Steps
-from sdjax.study.equality import Mismatch, choice_scores, first_difference, mismatches, next_logits
+from sdjax.core.sampling import Warp, target_choice
+from sdjax.study.equality import NEAR_TIE, Mismatch, choice_scores, first_difference, gap_of, mismatches, next_logits
 from sdjax.study.methods import arms
-from sdjax.study.report import plain, show, speed, summarise
+from sdjax.study.report import interval, plain, show, speed, speed_columns, summarise
 from sdjax.study.runs import RunFolder
 from sdjax.study.timing import Costs, Shapes, measure, no_compilation, shapes_of, warm_up
 from tests.experiments.tiny_model import config, model
@@ -61,6 +65,47 @@ def test_plain_decoding_chose_the_best_score(decoded):
             assert scores.argmax() == record.tokens[position]
 
 
+WARPS = [
+    Warp(),
+    Warp(1.0),
+    Warp(1.0, top_k=5),
+    Warp(0.7, top_p=0.6),
+    Warp(1.0, min_p=0.1),
+    Warp(0.7, top_k=8, top_p=0.8, min_p=0.05),
+]
+
+
+@pytest.mark.parametrize("warp", WARPS, ids=str)
+def test_what_rounding_moves_is_a_near_tie_and_a_fault_is_none(warp):
+    """Noise of e moves two logits by 2 e from each other, whether they tie or stand at the edge of what is kept."""
+    rng, e, seeds = np.random.default_rng(0), 0.01, jnp.arange(1500, dtype=jnp.uint32)
+    logits = (2 * rng.standard_normal((1500, 40))).astype(np.float32)
+    chosen = lambda x, warp: np.asarray(jax.vmap(lambda x, seed: target_choice(x, warp, seed, jnp.int32(7)))(x, seeds))
+    plain, noisy = (chosen(x, warp) for x in (logits, logits + rng.uniform(-e, e, logits.shape).astype(np.float32)))
+    gap = lambda i, token: gap_of((token, plain[i]), logits[i], warp, i, 7)
+    flipped = np.flatnonzero(plain != noisy)
+    assert len(flipped) and all(gap(i, noisy[i]) < 2.01 * e for i in flipped)
+    unwarped = chosen(logits, Warp(warp.temperature))
+    faults = [gap(i, token) for i, token in enumerate(unwarped) if token != plain[i]] + [
+        gap(i, (plain[i] + 1) % 40) for i in range(50)
+    ]
+    assert np.mean(np.array(faults) < 2 * e) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("warp", "p"), [(Warp(1.0, top_p=0.5), (0.5, 0.3, 0.2)), (Warp(1.0, top_k=1), (0.4, 0.4, 0.2))], ids=str
+)
+def test_the_edge_of_what_is_kept_is_no_abyss(warp, p):
+    """The second token is dropped by a hair: rounding may keep it, but the third it may not."""
+    logits = np.log(np.array(p, np.float32)) + np.array([4e-6, 0, 0], np.float32)
+    gaps = np.array([[gap_of((token,), logits, warp, seed, 7) for token in range(3)] for seed in range(20)])
+    assert (gaps[:, 1] < 1e-4).any() and (gaps[:, 0] == 0).all() and (gaps[:, 2] > 0.3).all()
+
+
+def test_more_rounding_is_allowed_more():
+    assert NEAR_TIE["float32"] < NEAR_TIE["mixed"] < NEAR_TIE["bfloat16"]
+
+
 def test_an_output_cut_short_fails(decoded):
     groups, records = decoded
     (fault,) = mismatches(groups, planted(records, groups[0][1], 5))
@@ -80,7 +125,8 @@ def test_rejection_promises_the_law_alone(decoded):
     groups, records = decoded
     sampled = groups[1][2]
     assert mismatches(groups, planted(records, sampled, 0)) == []
-    assert str(summarise(groups, records, {}, [])[-1].equality) == "in law"
+    equality = summarise(groups, records, {}, [])[-1].equality
+    assert str(equality) == "in law" and (equality.compared, equality.equal) == (0, 0), "nothing was compared"
 
 
 def test_first_difference():
@@ -100,6 +146,40 @@ def test_speed_is_the_ratio_of_sums(decoded):
     assert found.speedup == pytest.approx(11 / 7)
     assert found.tokens_per_second == pytest.approx(110 / 7)
     assert found.low == pytest.approx(0.5) and found.high == pytest.approx(2)
+
+
+def eight(decoded, batch=1, turns=1):
+    """Records of eight answers, turn by turn in batches, and of plain decoding's: all of a batch have its time."""
+    record, rng = decoded[1][0], np.random.default_rng(0)
+
+    def made(seconds):
+        return [
+            replace(record, prompt=f"p{p}", turn=turn, tokens=[0] * (9 + 4 * i), decode_seconds=seconds[i // batch])
+            for i, (turn, p) in enumerate(product(range(turns), range(8 // turns)))
+        ]
+
+    return made(rng.uniform(1, 2, 8)), made(rng.uniform(2, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("batch", "turns", "drawn"), [(1, 1, "01234567"), (2, 1, "00112233"), (1, 2, "01230123"), (2, 2, "00110011")]
+)
+def test_what_was_not_drawn_apart_is_not_resampled_apart(decoded, batch, turns, drawn):
+    """Prompts of one batch share its time, turns of one conversation are alike: together they are one sample."""
+    method, baseline = eight(decoded, batch, turns)
+    columns = [(s.decode_seconds, s.decoded, r.decode_seconds, r.decoded) for r, s in zip(method, baseline, strict=True)]
+    found = speed(method, baseline)
+    together = [np.sum([x for x, sample in zip(columns, drawn, strict=True) if sample == s], 0) for s in sorted(set(drawn))]
+    assert (found.low, found.high) == interval(np.array(together).T)
+    assert found.low < found.speedup < found.high
+
+
+def test_a_single_sample_has_no_interval(decoded):
+    groups, records = decoded
+    shared = [replace(r, tokens=r.tokens[: 5 + i % 3], prefill_seconds=1.0, decode_seconds=1.0) for i, r in enumerate(records)]
+    row = summarise(groups, shared, {}, [])[1]
+    assert row.prompts == 3 and np.isnan(row.speed.low) and np.isnan(row.speed.high)
+    assert speed_columns(row)["speed-up [95 %]"] == f"{row.speed.speedup:.2f}"
 
 
 def test_figures_and_table(decoded):

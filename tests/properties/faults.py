@@ -239,7 +239,7 @@ class AbsoluteResidual(TokenRejection):
     """|p - q| where (p - q)+ is due."""
 
     def residual(self, xp, case, trial):
-        p, token = case.p[trial.node], case.tokens[min(trial.node + 1, len(case.tokens) - 1)]
+        p, token = case.p[trial.node], case.tokens[trial.child]
         return np.abs(p - drawn_law(xp, p, rest_at(case, trial.node), token)) if trial.rejected else p
 
 
@@ -272,14 +272,14 @@ class RowBehind(TokenRejection):
 
     def odds(self, xp, case, trial):
         _, b = super().odds(xp, case, trial)
-        return case.p[trial.node + 1, case.tokens[trial.node + 1]], b
+        return case.p[trial.child, case.tokens[trial.child]], b
 
 
 class StaleLaw(TokenRejection):
     """q of the first position serves them all."""
 
     def odds(self, xp, case, trial):
-        token = case.tokens[trial.node + 1]
+        token = case.tokens[trial.child]
         return case.p[trial.node, token], drawn_odds(xp, rest_at(case, 0), token)
 
 
@@ -287,7 +287,7 @@ class CoinOfTheDraft(TokenRejection):
     """The coin that drew the draft (by its place in the cumulated q) is tossed again to judge it."""
 
     def odds(self, xp, case, trial):
-        token, q = case.tokens[trial.node + 1], rest_at(case, trial.node)
+        token, q = case.tokens[trial.child], rest_at(case, trial.node)
         below, mass = q[:token].sum(0), q[token]
         ratio = case.p[trial.node, token] / np.where(mass > 0, mass, 1)
         return np.clip(ratio - below, 0, mass), mass
@@ -306,7 +306,7 @@ class RatioUnwarped(TokenRejection):
 
     def odds(self, xp, case, trial):
         _, b = super().odds(xp, case, trial)
-        return unwarped(case.p[trial.node])[case.tokens[trial.node + 1]], b
+        return unwarped(case.p[trial.node])[case.tokens[trial.child]], b
 
 
 def unwarped(p):

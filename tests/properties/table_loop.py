@@ -76,6 +76,10 @@ class TableDrafter:
     def nodes(self) -> int:
         return self.tree.nodes
 
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.is_chain
+
     def specs(self, target) -> Spec:
         return table(target.vocab)
 

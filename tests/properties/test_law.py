@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from sdjax.core.types import Law
 from sdjax.trees.tree import Tree
+from sdjax.verify.approximate import ApproximateGreedy
 from sdjax.verify.block import BlockVerification
-from sdjax.verify.drafts import count_outcomes, outcomes
+from sdjax.verify.drafts import count_outcomes, outcomes, static
 from sdjax.verify.kseq import KSequential
 from sdjax.verify.law import exact_law
+from sdjax.verify.lenience import Lenience
 from sdjax.verify.multipath import BestPath
 from sdjax.verify.recursive import Recursive
 from sdjax.verify.registry import LOSSLESS, RULES
-from sdjax.verify.tables import random_tables
+from sdjax.verify.tables import Tables, random_tables
 from sdjax.verify.token import TokenRejection
 from sdjax.verify.transport import transport_bound
 from sdjax.verify.traversal import Traversal
@@ -27,6 +29,7 @@ from tests.properties.models import PAIRS, PATHS, SPARSE, batch_for, trees_for, 
 
 MODELS = 1000
 EXACT = 1e-12
+CHAIN_RULES = [TokenRejection(), BlockVerification(), Lenience(1), ApproximateGreedy(budget=0)]  # where they are exact
 
 
 @pytest.mark.parametrize(("name", "law"), PAIRS, ids=lambda x: str(x))
@@ -52,12 +55,33 @@ def test_lossless_where_the_tree_grows_as_it_is_drawn(rule, law):
 
 
 @pytest.mark.parametrize("law", sorted(Law))
+@pytest.mark.parametrize("rule", CHAIN_RULES, ids=lambda rule: type(rule).__name__)
+def test_rules_for_chains_follow_first_children_whatever_stands_beside_them(rule, law):
+    """All trees of as many nodes as a chain of three: they are refused, yet no rule takes its neighbour for a node's child."""
+    for parents in ((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 1), (0, 1, 2)):
+        tree = Tree((-1, *parents))
+        if law in rule.laws:
+            models = batch_for(3, 3, tree.depth, 64)
+            assert exact_law(rule, models, static(tree), law).tv.max() <= EXACT, parents
+
+
+@pytest.mark.parametrize("law", sorted(Law))
 @pytest.mark.parametrize("rule", [Walk(), Recursive(), Traversal(), KSequential()], ids=lambda rule: type(rule).__name__)
 def test_more_children_than_tokens_with_mass(rule, law):
     """k > |supp q|: whatever fills the draft up, the output stays the target's."""
     if law in rule.laws:
         models = random_tables(np.random.default_rng(2), 3, 2, (64,), zeros=0.7)
         assert exact_law(rule, models, Tree.branching(3, 1), law).tv.max() <= EXACT
+
+
+@pytest.mark.parametrize("name", [name for name, rule in LOSSLESS.items() if Law.IID in rule.laws])
+def test_a_row_of_q_that_is_nan_is_a_point_mass(name):
+    """As a drafter that overflows draws: the same token each time, whatever p says of it."""
+    models, rule = batch_for(4, 3, 2, 16), LOSSLESS[name]
+    lost = Tables(models.p, tuple(np.full_like(rows, np.nan) for rows in models.q))
+    first = lambda q, k: [((0,) * k, np.ones(q.shape[1:]))]
+    tree = Tree.chain(2) if rule.chains_only else PATHS
+    assert exact_law(rule, lost, tree, Law.IID, draw=first).tv.max() <= EXACT
 
 
 @given(

@@ -12,6 +12,7 @@ from experiments.train_config import HeldOutConfig
 from sdjax.decode.generate import prefill, start
 from sdjax.decode.state import Params
 from sdjax.drafters.block import Block
+from sdjax.drafters.block_tree import BlockTree
 from sdjax.drafters.head import DraftHead
 from sdjax.study.calibration import sigmoid
 from sdjax.study.prompts import Prompts
@@ -46,6 +47,12 @@ def test_drafters_that_state_nothing_are_refused():
     params = Params(target_params(), drafter_params(plain))
     with pytest.raises(ValueError, match="states no survival"):
         served_drafts(loop_of(plain, 1.0, TokenRejection()), params, PROMPTS, NEW, batch=2)
+
+
+def test_trees_are_refused_however_few_nodes_they_have():
+    tree = BlockTree(replace(DRAFTER, markov="none", confidence=0.0), 4, 2)
+    with pytest.raises(ValueError, match="drafts a tree"):
+        served_drafts(loop_of(tree, 1.0), Params(target_params(), drafter_params(tree)), PROMPTS, NEW, batch=2)
 
 
 def test_temperatures_are_kept_with_the_weights(tmp_path, monkeypatch):

@@ -12,6 +12,12 @@ import pytest
 from experiments.law import Question, main
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Law
+from sdjax.decode.state import Loop
+from sdjax.drafters.block import Block
+from sdjax.drafters.block_tree import BlockTree
+from sdjax.drafters.eagle import Eagle
+from sdjax.trees.dynamic import DynamicTree
+from sdjax.trees.grow import slot_tree
 from sdjax.trees.tree import Tree
 from sdjax.verify.approximate import ApproximateGreedy
 from sdjax.verify.block import BlockVerification
@@ -23,6 +29,7 @@ from sdjax.verify.registry import RULES, refuse_lossy, rule_named
 from sdjax.verify.tables import Tables, random_tables, read_tables
 from sdjax.verify.typical import TypicalAcceptance
 from tests.properties.models import FIXTURE
+from tests.tiny import TARGET
 
 CTX = SimpleNamespace(seed=jnp.zeros(1, jnp.uint32), p=jnp.zeros(1, jnp.int32), warp=Warp(1.0))
 
@@ -54,6 +61,25 @@ def judge(rule, tree, law, q=True):
 def test_rules_refuse(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.chains_only])
+def test_a_tree_of_as_many_nodes_as_a_chain_is_none(name):
+    """Its shape is found as it grows, and may be a chain's today; with one child a node it is a chain always."""
+    rule, ctx = RULES[name], SimpleNamespace(**vars(CTX) | {"warp": Warp(0.0)})
+
+    def grown(width):
+        logp = jnp.log(jnp.broadcast_to(jnp.array([0.55, 0.45])[:width], (1, 3, width)))
+        return slot_tree(jnp.broadcast_to(jnp.arange(width), (1, 3, width)), logp, 4).draft(jnp.zeros(1, jnp.int32))
+
+    assert grown(2).parent.tolist() != [[-1, 0, 1, 2]] and grown(1).parent.tolist() == [[-1, 0, 1, 2]]
+    with pytest.raises(ValueError, match="chains only, but this tree has 4 nodes and is 3 deep"):
+        rule.judge(ctx, grown(2), jnp.zeros((1, 4, 3)))
+    rule.judge(ctx, grown(1), jnp.zeros((1, 4, 3)))
+    for drafter in (lambda width: Eagle(DynamicTree(3, 4, width)), lambda width: BlockTree(Block((0, 2), 3), 4, width)):
+        with pytest.raises(ValueError, match="judges chains only"):
+            Loop(TARGET, drafter(2), rule, ctx.warp)
+        Loop(TARGET, drafter(1), rule, ctx.warp)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule.lossless])
