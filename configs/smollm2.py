@@ -10,7 +10,11 @@ precision: bfloat16 matrices, float32 else.
     $ROLL/smollm2_stdlib.py --name smollm2-stdlib-t1 --prompts.skip 640 --prompts.count 320 --max-new 128 --warp.temperature 1
     python -m experiments.features --dtype mixed --taps 1 14 26 28 --corpus corpora/NAME --out features/NAME     for each
 
-Others can be added by `--corpora` and `--features`. Without the states, train with an empty `--features`:
+The first two read users' prompts from ../shared/data/prompts_train.jsonl, a file outside of this repository (GSM8K's training
+questions and self-instruct's tasks): a line is {"id": …, "messages": [{"role": "user", "content": …}]}, or has `prompt` or
+`turns`, and any such file will do, `--prompts.file PATH`. The other two need no file, nor does configs/rollout/smollm2_own.py.
+
+Other texts can be taken by `--corpora` and `--features`. Without the states, train with an empty `--features`:
 the target then runs in every step.
 """
 

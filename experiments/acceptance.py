@@ -39,6 +39,7 @@ class Measurement:
     out: Path
     """the JSON file that is written"""
     temperature: float = 0.0
+    """of the target and the drafter; 0 is argmax"""
     prompts: int = 8
     """at most so many of the config's prompts"""
     skip: int = 0

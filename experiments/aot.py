@@ -6,7 +6,7 @@
     python -m experiments.aot --only attention                                        forms of attention compared
     python -m experiments.aot --only page                                             docs/scale.md alone
 
-Needs libtpu (pip install sdjax[tpu]) and no TPU. Each case is one JSON file in docs/scale/, each curve one in
+Needs libtpu (pip install -e ".[tpu]") and no TPU. Each case is one JSON file in docs/scale/, each curve one in
 experiments/tables/verify_cost/, which experiments.sequoia reads (--costs); every call writes docs/scale.md anew from all of
 them. Leaves with exit code 1 where a case breaks a promise (`sdjax.study.promises`).
 """

@@ -44,11 +44,17 @@ class Asked:
     """What is compiled, and where files are, as for experiments.aot."""
 
     topologies: tuple[str, ...] = ("v5e:2x2", "v6e:2x2")
+    """TPUs that are compiled for"""
     tokens: tuple[int, ...] = (1, 16, 60)
+    """widths of the pass"""
     rows: tuple[int, ...] = (4096, 32_768)
+    """lengths of the cache"""
     reports: Path = Given.reports
+    """the folder of the cases, beside which the page is written"""
     curves: Path = Given.curves
+    """the folder of the verification cost curves, which the page shows"""
     attention: Path = Given.attention
+    """the folder to write"""
 
 
 def main(asked: Asked) -> None:

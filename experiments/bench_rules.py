@@ -3,7 +3,7 @@
     python -m experiments.bench_rules [--vocab 151936 --batch 8 --repeats 5 --temperature 1 --rules walk recursive]
 
 Drafts are drawn from q, so that acceptance is what a fair drafter's would be. The median over repeats is of the whole
-`judge`, warp included; `memory` is what XLA allocates besides its arguments, in units of one float32 array [B, N, V].
+`judge`, warp included; `arrays` is what XLA allocates besides its arguments, in units of one float32 array [B, N, V].
 The last line is one JSON object: {rule: {"ms", "accepted", "arrays"}}.
 """
 
@@ -41,14 +41,22 @@ PATHS = Tree(tuple([-1] + [0] * 7 + list(range(1, 57))))
 
 @dataclass(frozen=True)
 class Bench:
+    """What is judged, how often, and by whom."""
+
     vocab: int = 151_936
+    """tokens that logits are of"""
     batch: int = 8
+    """sequences judged at once"""
     repeats: int = 5
+    """timed calls, of which the median is told"""
     temperature: float = 1.0
+    """of target and drafter"""
     top_p: float = 1.0
+    """cuts both laws to this mass; 1: whole"""
     closeness: float = 1.0
     """how far the drafter's logits are from the target's: standard deviation of the difference"""
     rules: tuple[str, ...] = tuple(LOSSLESS)
+    """by the names of sdjax/verify/registry.py"""
 
 
 def main(bench: Bench) -> dict:

@@ -66,7 +66,7 @@ def main(config: Calibration) -> dict[str, Any]:
     model = load_model(config)
     drafter, params = load_drafter(config.drafter, model)
     if "temperatures" not in {field.name for field in fields(drafter)}:
-        raise ValueError(f"{config.drafter} is a {type(drafter).__name__}, which has no temperatures; take a block drafter")
+        raise ValueError(f"{config.drafter} holds {type(drafter).__name__}, which has no temperatures; take a block drafter")
     held_out = read_held_out(config.held_out, model)
     loop = Loop(model.target, replace(drafter, temperatures=()), rule, warp, held_out.stop, held_out.chunk)
     drafts = served_drafts(loop, Params(model.params, params), held_out.prompts, held_out.max_new, held_out.batch)

@@ -40,6 +40,7 @@ class Measurement:
     tokens: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     """widths of the target's pass; the first must be 1"""
     max_new: int = 64
+    """new tokens that the cache has room for behind the prompt"""
 
 
 def main(measurement: Measurement) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class Question:
     law: Law | None = None
     """how the draft is drawn; by default i.i.d., or one-hot where the rule takes nothing else"""
     vocab: int = 3
+    """tokens of the random model"""
     seed: int = 0
+    """of the random model"""
     tables: Path | None = None
     """a JSON file of p and q per prefix, instead of random ones (the format: sdjax/verify/tables.py)"""
     knob: float | None = None

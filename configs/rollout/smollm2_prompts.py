@@ -2,9 +2,10 @@
 
     python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --prompts.file PATH/prompts.jsonl
 
-The prompts are not part of this repository. Any JSONL file will do whose lines have `messages`, `turns` or `prompt`, and an
-`id` each; prompts of more than 192 tokens are left out (`--longest-prompt`). Answers are argmax; `--warp.temperature 1 --name
-smollm2_prompts_t1` samples them.
+The prompts are not part of this repository: without `--prompts.file` they are looked for beside it, in ../shared/data. Any
+JSONL file will do whose lines have `messages`, `turns` or `prompt`; give each an `id`, which keys its noise. Prompts of more
+than 192 tokens are left out (`--longest-prompt`). Answers are argmax; `--warp.temperature 1 --name smollm2_prompts_t1` samples
+them.
 """
 
 from experiments.rollout_config import RolloutConfig

@@ -21,7 +21,7 @@ def get_config() -> TrainConfig:
         name="dflash_qwen3_8b",
         drafter=Block.dflash(spread_taps(36), mask_token=151_669),
         target=TargetConfig(name="Qwen/Qwen3-8B", dtype="bfloat16"),
-        corpora=("corpora/qwen3-8b-prompts",),
+        corpora=("runs/corpora/qwen3-8b-prompts",),
         rows=32,
         length=3072,
         optimiser=Optimiser(learning_rate=6e-4, steps=60_000, warmup=2400, b2=0.999, clip=1.0),

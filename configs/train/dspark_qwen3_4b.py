@@ -13,4 +13,4 @@ from experiments.train_config import TrainConfig
 def get_config() -> TrainConfig:
     larger = dspark_qwen3_8b.get_config()
     target = TargetConfig(name="Qwen/Qwen3-4B", dtype="bfloat16")
-    return replace(larger, name="dspark_qwen3_4b", target=target, corpora=("corpora/qwen3-4b-prompts",))
+    return replace(larger, name="dspark_qwen3_4b", target=target, corpora=("runs/corpora/qwen3-4b-prompts",))

@@ -23,7 +23,7 @@ def get_config() -> TrainConfig:
         name="dspark_qwen3_8b",
         drafter=Block.dspark(spread_taps(36), mask_token=151_669),
         target=TargetConfig(name="Qwen/Qwen3-8B", dtype="bfloat16"),
-        corpora=("corpora/qwen3-8b-prompts",),
+        corpora=("runs/corpora/qwen3-8b-prompts",),
         rows=512,
         length=4096,
         optimiser=Optimiser(learning_rate=6e-4, steps=25_400, warmup=1016, b2=0.999, clip=1.0, micro_batches=8),

@@ -8,7 +8,7 @@ a batch of one a GPU. `rows` is ours: one a chip. The data were ShareGPT and Ult
 The rotary base is the target's; the published head has 10,000.
 The corpus is the target's own answers:
 
-    python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name llama31-8b-prompts --corpora corpora \
+    python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name llama31-8b-prompts \
         --target.name meta-llama/Llama-3.1-8B-Instruct --target.dtype bfloat16 --prompts.file PATH \
         --longest-prompt 1024 --max-new 1024
 """
@@ -27,7 +27,7 @@ def get_config() -> TrainConfig:
         name="eagle3_llama31_8b",
         drafter=Eagle3(published_taps(32), head=DraftHead(size=32_000, trained=True), steps=7, decay=0.8),
         target=TargetConfig(name="meta-llama/Llama-3.1-8B-Instruct", dtype="bfloat16"),
-        corpora=("corpora/llama31-8b-prompts",),
+        corpora=("runs/corpora/llama31-8b-prompts",),
         rows=32,
         length=2048,
         optimiser=Optimiser(learning_rate=5e-5, steps=800_000, warmup=12_000, schedule="linear", clip=0.5),

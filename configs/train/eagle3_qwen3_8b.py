@@ -7,7 +7,7 @@ over 1.5 % of the steps, then a cosine, clipped at 0.5, rows of 4096 tokens: Spe
 the latter epochs (theirs are 10) · tokens of the corpus / (rows · length).
 The corpus is the target's own answers:
 
-    python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name qwen3-8b-prompts --corpora corpora \
+    python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name qwen3-8b-prompts \
         --target.name Qwen/Qwen3-8B --target.dtype bfloat16 --prompts.file PATH \
         --longest-prompt 1024 --max-new 2048
 """
@@ -26,7 +26,7 @@ def get_config() -> TrainConfig:
         name="eagle3_qwen3_8b",
         drafter=Eagle3(published_taps(36), head=DraftHead(size=32_000, trained=True), steps=7, decay=0.8),
         target=TargetConfig(name="Qwen/Qwen3-8B", dtype="bfloat16"),
-        corpora=("corpora/qwen3-8b-prompts",),
+        corpora=("runs/corpora/qwen3-8b-prompts",),
         rows=32,
         length=4096,
         optimiser=Optimiser(learning_rate=1e-4, steps=40_000, warmup=600, b2=0.999, clip=0.5),

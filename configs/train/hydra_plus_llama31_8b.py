@@ -7,7 +7,7 @@ dropout 0.2; AdamW at 5e-4, 100 steps of warm-up, a cosine down to a third, weig
 the command in zankner/Hydra's README. Its ten epochs of ShareGPT's 68,000 dialogues are some 21,000 steps.
 The corpus is the target's own answers:
 
-    python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name llama31-8b-prompts --corpora corpora \
+    python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name llama31-8b-prompts \
         --target.name meta-llama/Llama-3.1-8B-Instruct --target.dtype bfloat16 --prompts.file PATH \
         --longest-prompt 1024 --max-new 1024
 """
@@ -29,7 +29,7 @@ def get_config() -> TrainConfig:
         name="hydra_plus_llama31_8b",
         drafter=HydraPlus(heads),
         target=TargetConfig(name="meta-llama/Llama-3.1-8B-Instruct", dtype="bfloat16"),
-        corpora=("corpora/llama31-8b-prompts",),
+        corpora=("runs/corpora/llama31-8b-prompts",),
         rows=32,
         length=2048,
         optimiser=Optimiser(learning_rate=5e-4, steps=21_000, warmup=100, final_fraction=0.33, weight_decay=0.1),

@@ -8,7 +8,7 @@ models, which uses four heads. The paper's Adam has 8 bits; here all is float32:
 by arithmetic, beside the target's 16 GB, on every chip.
 The corpus is the target's own answers:
 
-    python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name llama31-8b-prompts --corpora corpora \
+    python -m experiments.rollout --config configs/rollout/smollm2_prompts.py --name llama31-8b-prompts \
         --target.name meta-llama/Llama-3.1-8B-Instruct --target.dtype bfloat16 --prompts.file PATH \
         --longest-prompt 1024 --max-new 1024
 """
@@ -28,7 +28,7 @@ def get_config() -> TrainConfig:
         name="medusa_llama31_8b",
         drafter=Medusa(named_tree("mc_sim_7b_63"), heads=5, head=DraftHead(trained=True), own_heads=True),
         target=TargetConfig(name="meta-llama/Llama-3.1-8B-Instruct", dtype="bfloat16"),
-        corpora=("corpora/llama31-8b-prompts",),
+        corpora=("runs/corpora/llama31-8b-prompts",),
         rows=64,
         length=4096,
         optimiser=Optimiser(learning_rate=2e-3, steps=1875, warmup=40),

@@ -22,16 +22,16 @@ LEAST_TEMPERATURE = 1e-6  # below it, logits of a few hundred leave float32 behi
 
 @dataclass(frozen=True)
 class Warp:
-    """Temperature, then top-k, top-p, min-p, renormalised in between. Temperature 0 is argmax.
-
-    top_k=0, top_p=1 and min_p=0 switch a stage off. Ties at the top-k threshold are kept; top-p keeps a token
-    while the mass strictly above it is < top_p; min-p keeps a token with at least min_p times the largest mass.
-    """
+    """Temperature, then top-k, top-p, min-p, renormalised in between."""
 
     temperature: float = 0.0
+    """Divides the logits; 0 is argmax."""
     top_k: int = 0
+    """Only the k likeliest tokens, and what ties with the last of them; 0: all."""
     top_p: float = 1.0
+    """A token stays while the mass strictly above it is less than this; 1: all do."""
     min_p: float = 0.0
+    """A token stays with at least this share of the likeliest one's mass; 0: all do."""
 
     def __post_init__(self):
         for name in ("temperature", "top_p", "min_p"):

@@ -1,7 +1,9 @@
 """Every pytree that crosses a boundary, and the axis letters they are described with.
 
-B batch, T new tokens, S cache rows, R scratch rows, N tree nodes incl. root, I nodes with children,
-A = max depth + 1, E width, M taps, V vocabulary, H query heads, G kv heads, K head width.
+B batch, b batch or one row for all of it, T new tokens, S cache rows, R scratch rows (of `Records`: verify steps),
+N tree nodes incl. root, I nodes with children, Q probes, U rows of a pass (N + Q), D max depth, A = D + 1, E width, M taps,
+V vocabulary, H query heads, G kv heads, K head width. Drafters have more of their own, D for the tokens of a draft vocabulary
+among them.
 """
 
 from enum import StrEnum
@@ -44,8 +46,9 @@ class Draft:
 
     An invalid node is simply absent (as are its descendants). `q` holds, for each node with children, the
     warped law its children were drawn from; `q_row[i]` is node i's row in it (nodes may share one), -1 at leaves.
-    `max_depth` and `is_chain` are static: no node is deeper, whatever the batch holds; and where it is a chain, node i hangs
-    on node i - 1.
+    `survival` is how likely the drafter thinks each node to be accepted, all nodes above it included: 1 at the anchor, never
+    more than at the parent (None: it does not say). `max_depth` and `is_chain` are static: no node is deeper, whatever the
+    batch holds; and where it is a chain, node i hangs on node i - 1.
     """
 
     tokens: Int[Array, "B N"]
@@ -77,10 +80,12 @@ class Verdict:
 
 @struct.dataclass
 class Committed:
-    """Tokens that were just committed, with the target's true features; the first count[b] rows count.
+    """The tokens that the target has just run on for good, with its true features; the first count[b] rows count.
 
-    `node` says which row of the pass that made them each token was (at prefill: its place in the chunk). `probes` holds the
-    final states of the draft's probes in that pass; there are none at prefill.
+    They are one behind what was emitted: in a step the old anchor and the accepted drafts, at prefill a chunk of the prompt.
+    `next_tokens` are those behind each: of a step the tokens that it commits, the last one the new anchor. `node` is the row
+    that each was in the target's pass (at prefill: its place in the chunk), `probes` the final states of the draft's probes
+    there; at prefill there are none.
     """
 
     tokens: Int[Array, "B T"]

@@ -44,67 +44,80 @@ def spread_taps(layers: int, count: int = 5) -> tuple[Tap, ...]:
 
 @dataclass(frozen=True)
 class Block:
-    """Drafts a chain of `length` tokens with `layers` layers in one pass behind the target's states at `taps`.
+    """Drafts a chain in one pass behind the target's states: a block of the anchor and mask slots, at positions p, p + 1, ...
 
-    The block is the anchor and mask slots behind it, at positions p, p + 1, ... Under "fill_in" the slot at position i
-    predicts the token at i, so `length` masks follow the anchor, whose own slot is idle; under "anchor_first" it predicts
-    the token at i + 1, and one mask fewer is needed. `block_mask` is what slots see of each other. A `markov` head of
-    `rank` ("domino": with a GRU `gru` wide) adds to each slot's logits what follows the tokens drafted before it, but for
-    the first `uncorrected` ones; with `candidates` it chooses among so many of the likeliest without it. Where not
-    `sampled`, drafts are argmaxes at any temperature. No parameter depends on `length`: what was trained on long blocks
-    drafts shorter ones.
+    Under "fill_in" the slot at position i predicts the token at i, so `length` masks follow the anchor, whose own slot is
+    idle; under "anchor_first" it predicts the token at i + 1, and one mask fewer is needed. No parameter depends on
+    `length`: what was trained on long blocks drafts shorter ones.
 
-    `mask_token` names the row of the target's embedding that masks read; it is kept with the weights, and never learnt
-    (None: a learnt vector). `shape` is that of the layers (None: as the target's, without biases, with norms of queries
-    and keys). `windows` has a sliding window for each layer (None: none; empty: none anywhere), which ends at the query: such
-    layers are causal within the block whatever `block_mask` says, as in released code.
+    The loss is `text` · CE(token) + `soft` · CE(target's law) + `l1` · Σ|p - q| + `lk` · hybrid LK + `confidence` · BCE of a
+    confidence head. Where there are candidates all of the text's weight goes to the CE of the uncorrected logits, and
+    `choice` weighs the CE among these and the token.
 
-    Training draws `anchors` in each row; slot j's loss weighs exp(-j / decay) (None: all alike), or as D-PACE has it with α
-    = `dpace`. It is `text` · CE(token) + `soft` · CE(target's law) + `l1` · Σ|p - q| + `lk` · hybrid LK + `confidence` ·
-    BCE of a confidence head (0: none; its gradient reaches the layers, unless `confidence_stops`). Of the weight of the
-    text, 1 - step / `base_steps` goes to the CE of the uncorrected logits; where there are candidates all of it does, and
-    `choice` weighs the CE among these and the token. The `soft` loss is taken with both laws at `soft_temperature`, times
-    its square. With a confidence head drafts say their survival; `temperatures`, from calibration, divide the logit of each
-    slot.
-
-    With `visible_prefix` β training also shows each block its first l < `length` tokens, l drawn ∝ β^l, and learns the
-    others, the first of them with weight 1: D²SD's variable-prefix drafter, which redrafts what stands behind a prefix. Its
-    weights are normalised as all others are, over all blocks: one that is shown much weighs less.
-
-    `start` says where training begins: with layers drawn anew, or, in the target's own shape, with its last ones, which
-    see its deepest tap.
+    With `visible_prefix` it is D²SD's variable-prefix drafter, which redrafts what stands behind a prefix: of the tokens that
+    it is not shown the first weighs 1. Weights are normalised over all blocks: one that is shown much weighs less.
     """
 
     taps: tuple[Tap, ...]
+    """The target's states that layers see, low to high: behind layer i (from 0), "embed" or "final"."""
     length: int = 7
+    """Tokens of a draft."""
     layers: int = 5
+    """Layers of the drafter."""
     layout: Literal["fill_in", "anchor_first"] = "fill_in"
+    """Which token a slot predicts: its own (DFlash), or the next, the anchor's slot too (DSpark)."""
     block_mask: Literal["full", "causal"] = "full"
+    """What slots see of each other: all, or those before them."""
     markov: Markov = "none"
+    """A head that adds to each slot's logits what follows the tokens drafted before it."""
     rank: int = 256
+    """Of that head's matrices."""
     gru: int = 1024
+    """Width of Domino's recurrence."""
     uncorrected: int = 0
+    """The first so many slots, which that head leaves alone."""
     candidates: int | None = None
+    """Of how many of the likeliest tokens a selector chooses; None: there is none."""
     sampled: bool = False
+    """Whether tokens are drawn; else they are argmaxes at any temperature."""
     head: DraftHead = DraftHead()
+    """The vocabulary that it drafts in."""
     mask_token: int | None = None
+    """The token whose row of the target's embedding masks read; kept with the weights, never learnt. None: a learnt vector."""
     shape: Decoder | None = None
+    """Of the layers; None: as the target's, without biases, with norms of queries and keys."""
     windows: tuple[int | None, ...] = ()
+    """Each layer's sliding window (None: none; empty: none anywhere); it ends at the query, so such layers are causal."""
     anchors: int = 512
+    """Blocks that training draws in each row."""
     decay: float | None = 4.0
+    """Slot j's loss weighs exp(-j / decay); None: all alike."""
     dpace: float | None = None
+    """α of D-PACE's weights, which replace those by decay; None: they do not."""
     text: float = 1.0
+    """Weight of the loss on the text's tokens."""
     base_steps: int = 0
+    """In the first so many steps part of that weight, falling from all to none, goes to the logits without the Markov head."""
     soft: float = 0.0
+    """Weight of the cross-entropy with the target's law."""
     l1: float = 0.0
+    """Weight of Σ|p - q|."""
     soft_temperature: float = 1.0
+    """The temperature of both laws in the soft loss, which is then times its square."""
     lk: float = 0.0
+    """Weight of the hybrid LK loss."""
     choice: float = 0.0
+    """Weight of a selector's cross-entropy, among its candidates and the text's token."""
     confidence: float = 0.0
+    """Weight of a confidence head, by which drafts say their survival; 0: there is none."""
     confidence_stops: bool = False
+    """Whether the confidence's loss trains its head alone, and not the layers."""
     temperatures: tuple[float, ...] = ()
+    """Divide the confidence's logit of each slot; from calibration."""
     visible_prefix: float | None = None
+    """β: training also shows each block its first l tokens, l drawn ∝ β^l, and learns the others; None: it does not."""
     start: Literal["drawn", "target"] = "drawn"
+    """Where training begins: layers drawn anew, or, in the target's own shape, its last ones on its deepest tap."""
     is_chain: ClassVar[bool] = True
 
     def __post_init__(self):

@@ -40,26 +40,35 @@ def published_taps(layers: int) -> tuple[Tap, ...]:
 
 @dataclass(frozen=True)
 class Eagle3:
-    """Drafts `tree` from the target's states at `taps`, joined from low to high by one matrix.
+    """Drafts a tree from the target's states at several depths, joined by one matrix.
 
-    The flags are those of the `speculators` format, all off in the paper's heads. `norm_before_residual`: the layer adds
-    to the normed state. `norm_output`: a row's output is fed back after the final norm. Before the matrix, `norm_before_fc`
-    norms all tapped states as one vector, then `fc_norm` each of them. `start` says where training begins: weights drawn
-    anew, as published, or the target's last layer, behind its deepest tap.
+    The four norms are flags of the `speculators` format, all off in the paper's heads.
     """
 
     taps: tuple[Tap, ...]
+    """The target's states that are joined, low to high: behind layer i (from 0), "embed" or "final"."""
     tree: Tree | DynamicTree = DynamicTree(depth=8, nodes=60, width=10)
+    """What is drafted: a fixed tree, or one that the likeliest drafts shape."""
     law: Law = Law.WITHOUT_REPLACEMENT
+    """How siblings are drawn above temperature 0; rules say which laws they take."""
     head: DraftHead = DraftHead(trained=True)
-    steps: int = 7  # unrolled in training
-    decay: float = 0.8  # of a step's weight in the loss
+    """The vocabulary that it drafts in."""
+    steps: int = 7
+    """Steps of drafting that training unrolls."""
+    decay: float = 0.8
+    """Step i's loss weighs decay^i, i from 0."""
     norm_before_residual: bool = False
+    """Whether the layer adds to the normed state."""
     norm_output: bool = False
+    """Whether a row's output is fed back after the final norm."""
     fc_norm: bool = False
+    """Whether each tapped state is normed before the matrix, after norm_before_fc."""
     norm_before_fc: bool = False
-    layer: Decoder | None = None  # the shape of its layer; None: a Llama layer as wide as the target's
+    """Whether all tapped states are normed before the matrix, as one vector."""
+    layer: Decoder | None = None
+    """The shape of its layer; None: a Llama layer as wide as the target's."""
     start: Literal["drawn", "target"] = "drawn"
+    """Where training begins: weights drawn anew, as published, or the target's last layer behind its deepest tap."""
 
     def __post_init__(self):
         check_tree(self.tree, self.law, self.head.size)

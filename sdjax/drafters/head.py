@@ -22,15 +22,18 @@ from sdjax.trees.draw import Children
 
 @dataclass(frozen=True)
 class DraftHead:
-    """`size` tokens (None: the target's whole vocabulary); `trained`: the matrix is learnt, and starts as the target's rows.
+    """The tokens that are drafted, and the matrix that gives their logits.
 
     Its parameters are {ids, weight, bias}, each where there is one: the whole vocabulary has no ids, and without training
-    it borrows the target's matrix. A `bias` on the logits, as Hydra's released heads have it, starts at zero.
+    it borrows the target's matrix.
     """
 
     size: int | None = None
+    """How many tokens, the commonest of the corpora; None: the target's whole vocabulary."""
     trained: bool = False
+    """Whether the matrix is learnt; it starts as the target's rows."""
     bias: bool = False
+    """Whether logits have a bias, as in Hydra's released heads; it starts at zero."""
 
     def __post_init__(self):
         if self.size is not None and self.size < 1:

@@ -33,7 +33,9 @@ class Drop:
     """Of n chains, ⌈max(keep^d, least) · n⌉ have a slot at depth d, and so at every depth before it."""
 
     keep: float = 0.7
+    """Share of a depth's chains that go one deeper."""
     least: float = 0.2
+    """Share of all that every depth keeps at least."""
 
     def __post_init__(self):
         if not 0 < self.least <= self.keep <= 1:

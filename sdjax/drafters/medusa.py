@@ -31,19 +31,22 @@ from sdjax.trees.tree import Tree
 
 @dataclass(frozen=True)
 class Medusa:
-    """Drafts `tree` with a head for each of its depths; of `heads` that are trained (None: its depth) the first are used.
-
-    A head is `layers` residual blocks, each with its own weights, and a vocabulary matrix: one for all, or with
-    `own_heads` one for each, as in the paper. `objective` is what is learnt: the texts, or the target's law behind them.
-    """
+    """Drafts a tree with a head for each of its depths: residual blocks, each with its own weights, and a vocabulary matrix."""
 
     tree: Tree
+    """What is drafted; each node says its parent, the anchor is the first."""
     heads: int | None = None
+    """Heads that are trained, of which drafting uses the first; None: as many as the tree is deep."""
     layers: int = 1
+    """Residual blocks of a head."""
     head: DraftHead = DraftHead()
+    """The vocabulary that heads draft in."""
     own_heads: bool = False
+    """Whether each head has a vocabulary matrix of its own, as in the paper, or all have one."""
     objective: Literal["text", "teacher"] = "text"
+    """What is learnt: the texts, or the target's law behind them."""
     decay: float = 0.8
+    """Head k's loss weighs decay^k."""
     taps: ClassVar[tuple[Tap, ...]] = ("final",)
 
     def __post_init__(self):

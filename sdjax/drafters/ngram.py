@@ -15,17 +15,20 @@ from sdjax.trees.tree import Tree
 
 @dataclass(frozen=True)
 class NGram:
-    """Drafts a chain of `length` tokens after the longest match of the newest tokens, at most `longest` of them.
+    """Drafts the chain that followed the longest match of the newest tokens; of several the latest.
 
-    The latest match wins a tie; only the last `window` tokens are searched (0: all). A continuation that runs into
-    the present goes on by repeating itself. With no match of at least `shortest` tokens nothing is drafted: every
-    node but the anchor is absent.
+    A continuation that runs into the present goes on by repeating itself. Without a match every node but the anchor is
+    absent.
     """
 
     length: int = 4
+    """Tokens of a draft."""
     longest: int = 3
+    """At most so many of the newest tokens are matched."""
     shortest: int = 1
+    """At least so many must match, else nothing is drafted."""
     window: int = 0
+    """Only so many of the last tokens are searched; 0: all."""
     taps: ClassVar[tuple[Tap, ...]] = ()
     is_chain: ClassVar[bool] = True
 

@@ -30,29 +30,40 @@ from sdjax.trees.tree import Tree
 
 @dataclass(frozen=True)
 class PEagle:
-    """Drafts a chain of `length` tokens with `layers` layers: the last row's own prediction, and `length` - 1 masks behind it.
+    """Drafts a chain in one pass: the last row's own prediction, and masks behind it for the tokens that follow.
 
-    `taps`, `head`, `layer` and the norms are Eagle3's, the first layer's inputs too; the other layers are plain ones. `start`
-    says where training begins: weights drawn anew, or the target's last layers behind its deepest tap. `mask_token` is whose
-    row of the target's embedding the mask's starts as, and stands for in published folders (None: drawn). Where not
-    `sampled`, drafts are argmaxes at any temperature. No parameter depends on `length`. Trained on `text` · CE(token) +
-    `soft` · CE(target's law).
+    The first layer and its inputs are Eagle3's; the other layers are plain ones. Trained on `text` · CE(token) + `soft` ·
+    CE(target's law).
     """
 
     taps: tuple[Tap, ...]
+    """The target's states that are joined, low to high: behind layer i (from 0), "embed" or "final"."""
     length: int = 8
+    """Tokens of a draft, masks and one; no parameter depends on it."""
     layers: int = 4
+    """Layers of the drafter."""
     sampled: bool = False
+    """Whether tokens are drawn; else they are argmaxes at any temperature."""
     head: DraftHead = DraftHead(trained=True)
+    """The vocabulary that it drafts in."""
     mask_token: int | None = None
+    """The token whose row of the target's embedding the mask starts as, and stands for in published folders; None: drawn."""
     drop: Drop = Drop()
+    """How many chains of masks training keeps, by depth."""
     text: float = 0.0
+    """Weight of the loss on the text's tokens."""
     soft: float = 1.0
+    """Weight of the loss on the target's law."""
     norm_before_residual: bool = False
+    """Whether the first layer adds to the normed state."""
     fc_norm: bool = False
+    """Whether each tapped state is normed before they are joined, after norm_before_fc."""
     norm_before_fc: bool = False
+    """Whether all tapped states are normed before they are joined, as one vector."""
     layer: Decoder | None = None
+    """The shape of its layers; None: Llama layers as wide as the target's."""
     start: Literal["drawn", "target"] = "drawn"
+    """Where training begins: weights drawn anew, or the target's last layers behind its deepest tap."""
     is_chain: ClassVar[bool] = True
 
     def __post_init__(self):

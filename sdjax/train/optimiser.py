@@ -15,21 +15,26 @@ MUON_RMS = 0.2  # the updates' root mean square, so that Adam's learning rate se
 
 @dataclass(frozen=True)
 class Optimiser:
-    """AdamW with a clipped gradient and a warmed-up schedule; `steps` counts optimiser steps, not micro-batches.
-
-    Where the target is trained too, its updates are `target_rate` times as large as the drafter's, and none before
-    step `target_from`.
-    """
+    """AdamW with a clipped gradient and a warmed-up schedule."""
 
     learning_rate: float = 1e-3
+    """The rate after warm-up, the highest."""
     steps: int = 1000
+    """Length of the run, in updates: micro-batches are not counted."""
     warmup: int = 50
+    """Steps in which the rate rises from 0, linearly."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the rate falls from then to the last step."""
     final_fraction: float = 0.0
+    """What is left of the highest rate at the end; "constant" does not read it."""
     b1: float = 0.9
+    """Adam's decay of the gradient's mean, a step."""
     b2: float = 0.95
+    """Adam's decay of the squared gradient's mean, a step."""
     weight_decay: float = 0.0
+    """Share of every trained weight that a step takes away, times the rate."""
     clip: float = 1.0
+    """Highest norm of the gradient, of all trained weights together; a longer one is shortened to it."""
     method: Literal["adamw", "muon"] = "adamw"
     """muon: orthogonalised momentum for matrices (Jordan et al. 2024), AdamW for vectors, stacks of them and vocabularies'
     tables."""
@@ -39,7 +44,9 @@ class Optimiser:
     ema: float = 0.0
     """Decay of the parameters' running average, which is then what is decoded and kept; 0: none."""
     target_rate: float = 1.0
+    """How large the target's updates are, where it is trained too; the drafter's are 1."""
     target_from: int = 0
+    """The step before which the target stays as it is."""
 
     def __post_init__(self):
         if not 0 <= self.warmup < self.steps:

@@ -7,14 +7,17 @@ from sdjax.core.checks import as_integer
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """`depth` levels; at each, the `width` likeliest nodes bring forth `width` children; `nodes` are kept, anchor included.
+    """At each level the likeliest nodes bring forth as many children each, and of all of these the likeliest are kept.
 
     The published defaults for 7-8B targets are width 10, 60 nodes, and 6 (EAGLE-2) or 8 (EAGLE-3) levels.
     """
 
     depth: int = 6
+    """Levels below the anchor."""
     nodes: int = 60
+    """Nodes that are kept, the anchor included."""
     width: int = 10
+    """Nodes of a level that bring forth children, and the children of each."""
 
     def __post_init__(self):
         for name in ("depth", "nodes", "width"):

@@ -19,6 +19,7 @@ class Tree:
     """
 
     parents: tuple[int, ...]
+    """Each node's parent, -1 for the anchor: -1 0 1 2 is a chain of three drafts."""
 
     def __post_init__(self):
         if not self.parents or self.parents[0] != -1:

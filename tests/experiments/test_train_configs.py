@@ -65,6 +65,13 @@ def test_its_corpus_is_that_of_its_command(name):
     assert made.longest_prompt + made.max_new <= config.length
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.endswith("b")])
+def test_a_pod_finds_its_corpora(name):
+    """Hosts are given the bucket's runs/ and nothing else (experiments/tpu/common.sh)."""
+    config = load_file(CONFIGS[name]).get_config()
+    assert "/" in config.target.name and all(folder.startswith("runs/") for folder in config.corpora)
+
+
 @every_config
 def test_it_fits_its_target(name):
     config = load_file(CONFIGS[name]).get_config()

@@ -56,8 +56,8 @@ def layout_named(name: str) -> Layout:
     if name in LAYOUTS:
         return LAYOUTS[name]
     near = difflib.get_close_matches(name, LAYOUTS, 1, 0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"no layout is called {name!r}{hint} Known: {', '.join(LAYOUTS)}")
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"no layout is called {name!r}{hint}; these are known: {', '.join(LAYOUTS)}")
 
 
 def detect(names: Collection[str], config: Mapping[str, Any]) -> Layout:
