@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
 import sdjax
 from experiments.config import DecodeConfig, find_config, load_file
-from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
+from experiments.launch import command_line, decode_in_float32, launch_identity, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.decode.generate import bucket, generate, rows_needed
 from sdjax.study.methods import Arm, Sampling, arms
@@ -119,5 +118,6 @@ def show(found: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
+        said = command_line("acceptance", Measurement, __doc__)
         decode_in_float32()
-        main(tyro.cli(Measurement, description=__doc__))
+        main(said)

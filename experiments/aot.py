@@ -16,11 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from experiments.aot_config import AotConfig, Given, chosen, configs, curve_name, curves
 from experiments.aot_page import cells, exchanged, page, step_cells
-from experiments.launch import ROOT, mistakes_end_the_program
+from experiments.launch import ROOT, command_line, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.mesh.layout import DECODE, Rules
 from sdjax.study import promises
@@ -82,4 +80,4 @@ def examine(config: AotConfig, name: str, rules: Rules = DECODE) -> dict[str, An
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
-        sys.exit(1 if main(tyro.cli(Given, description=__doc__)) else 0)
+        sys.exit(1 if main(command_line("aot", Given, __doc__)) else 0)

@@ -15,11 +15,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from experiments.acceptance import arm_named
 from experiments.config import find_config, load_file
-from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
+from experiments.launch import command_line, decode_in_float32, launch_identity, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.decode.generate import bucket, rows_needed
 from sdjax.study.methods import Arm
@@ -84,5 +83,6 @@ def interleaved(calls: Sequence[Callable[[], Any]]) -> list[float]:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
+        said = command_line("costs", Measurement, __doc__)
         decode_in_float32()
-        main(tyro.cli(Measurement, description=__doc__))
+        main(said)

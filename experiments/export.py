@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 
 import sdjax
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.drafters.published.registry import CONFIG, layout_named, write_folder
 from sdjax.targets.huggingface import read_json
@@ -45,7 +45,7 @@ class Export:
 
 def main(arguments: Sequence[str]) -> int:
     with mistakes_end_the_program():
-        config = tyro.cli(Export, args=arguments, prog="python -m experiments.export")
+        config = command_line("export", Export, __doc__, arguments)
         layout_named(config.layout)
         export(config, sdjax.load(config.target))
     return 0

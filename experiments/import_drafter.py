@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import tyro
 
 import sdjax
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.decode.state import Params
 from sdjax.drafters.base import Drafter, check_masks
 from sdjax.drafters.published.registry import read_folder, readings
@@ -53,7 +53,7 @@ class Import:
 
 def main(arguments: Sequence[str]) -> int:
     with mistakes_end_the_program():
-        config = tyro.cli(Import, args=arguments, prog="python -m experiments.import_drafter")
+        config = command_line("import_drafter", Import, __doc__, arguments)
         import_drafter(config, sdjax.load(config.target))
     return 0
 

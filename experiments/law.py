@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.core.pack import widths_of
 from sdjax.core.types import Draft, Law
 from sdjax.decode.schedule import Delayed, Prefix, Throughput, best_size, ranked
@@ -217,4 +217,4 @@ def plot(question: Question, path: Path, tree: Tree, law: Law) -> None:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
-        main(tyro.cli(Question, description=__doc__, config=(tyro.conf.EnumChoicesFromValues,)))
+        main(command_line("law", Question, __doc__, config=(tyro.conf.EnumChoicesFromValues,)))
