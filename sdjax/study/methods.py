@@ -34,6 +34,13 @@ class Method:
     pack: tuple[int, ...] = ()
     """Runs a batch's nodes as one flat array, compiled for these numbers of rows and for all; empty: drafts run whole."""
 
+    def __post_init__(self):
+        if self.drafter is not None and not (hasattr(self.drafter, "propose") and hasattr(self.drafter, "nodes")):
+            raise ValueError(
+                f"drafter is {self.drafter!r}, which drafts nothing: give an object such as NGram(length=7), or leave it out "
+                "and give weights, the folder of a saved drafter or its name in zoo/"
+            )
+
 
 @dataclass(frozen=True)
 class Sampling:

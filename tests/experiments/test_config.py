@@ -68,6 +68,35 @@ def test_an_unknown_file_names_the_nearest(capsys):
     assert f"did you mean '{DEMO}'" in capsys.readouterr().err
 
 
+def test_the_nearest_is_one_of_the_programs_own():
+    """`aot --config nosuch.py` was offered configs/shapes.py, which is no config."""
+    with pytest.raises(ValueError, match=r"did you mean 'configs/aot/llama31_8b\.py'"):
+        find_config("llama31_8b", "aot")
+    with pytest.raises(ValueError, match=r"these are here:\n  configs/aot/") as refused:
+        find_config("nosuch.py", "aot")
+    assert "configs/shapes.py" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("import nosuch_package", "faulty.py, line 1: ModuleNotFoundError: No module named 'nosuch_package'"),
+        ("def get_config(:\n    pass", "faulty.py: SyntaxError: .*line 1"),
+        ("\ndef get_config():\n    return len(3)", "faulty.py, line 3: TypeError: object of type 'int' has no len"),
+        (
+            "from sdjax.study.methods import Method\n\ndef get_config():\n    return Method('ngram')",
+            r"faulty.py, line 4: drafter is 'ngram', which drafts nothing: give an object such as NGram\(length=7\)",
+        ),
+    ],
+)
+def test_a_fault_in_a_config_names_the_file_and_the_line(tmp_path, text, said):
+    """They were tracebacks through the loader."""
+    path = tmp_path / "faulty.py"
+    path.write_text(text + "\n")
+    with pytest.raises(ValueError, match=f"--config: .*{said}"):
+        parse(["--config", str(path)], "program", "decode")
+
+
 def test_no_file_lists_them_all(capsys):
     assert main([]) == 2
     assert DEMO in capsys.readouterr().err

@@ -159,7 +159,7 @@ def test_every_config_says_its_command(path):
             ["--config", "configs/rollout/smollm2_prompts.py", "--prompts.file", "nowhere.jsonl"],
             "give the path of a JSONL file by",
         ),
-        (["--config", "configs/decode/smollm2_humaneval.py"], "takes a RolloutConfig"),
+        (["--config", "configs/decode/smollm2_humaneval.py"], "takes another kind, RolloutConfig"),
         (["--config", "configs/rollout/smollm2_own.py", "--hosts", "2", "--host", "2"], "host is 2 of 2 hosts"),
     ],
 )
