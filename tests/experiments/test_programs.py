@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from experiments.launch import ROOT
+from sdjax.drafters.published.registry import LAYOUTS
 
 PROGRAMS = {path.stem for path in (ROOT / "experiments").glob("*.py") if '__name__ == "__main__"' in path.read_text()}
 OF_A_CONFIG = {"decode", "rollout", "sweep", "train"}
@@ -30,6 +31,13 @@ def test_help_is_all_that_happens(name, monkeypatch, capsys):
     """`experiments.notebooks --help` ran the notebooks and wrote them anew."""
     assert left_with(name, monkeypatch, "--help") == 0
     assert capsys.readouterr().out.startswith(f"usage: python -m experiments.{name} [-h]")
+
+
+@pytest.mark.parametrize("name", ["export", "import_drafter"])
+def test_layouts_are_listed(name, monkeypatch, capsys):
+    left_with(name, monkeypatch, "--help")
+    said = capsys.readouterr().out.partition("--layout STR")[2]
+    assert all(layout in said for layout in LAYOUTS)
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_ARGUMENTS))
