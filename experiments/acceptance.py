@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
 import sdjax
-from experiments.config import DecodeConfig, find_config, load_file
-from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
+from experiments.config import DecodeConfig, read_config
+from experiments.launch import command_line, decode_in_float32, launch_identity, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.decode.generate import bucket, generate, rows_needed
 from sdjax.study.methods import Arm, Sampling, arms
@@ -50,7 +49,7 @@ class Measurement:
 
 def main(measurement: Measurement) -> dict[str, Any]:
     """Measures, prints and writes; raises ValueError for a method without a static tree."""
-    config = load_file(find_config(measurement.config)).get_config()
+    config = read_config(measurement.config, "python -m experiments.acceptance", "decode", DecodeConfig)[0]
     model = sdjax.load(config.target.name, config.target.dtype)
     arm = arm_named(measurement.method, config, model, measurement.temperature)
     chosen = load_prompts(config.prompts)[measurement.skip :][: measurement.prompts]
@@ -120,5 +119,6 @@ def show(found: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
+        said = command_line("acceptance", Measurement, __doc__)
         decode_in_float32()
-        main(tyro.cli(Measurement, description=__doc__))
+        main(said)

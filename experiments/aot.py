@@ -16,11 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from experiments.aot_config import AotConfig, Given, chosen, configs, curve_name, curves
+from experiments.aot_config import AotConfig, Given, asked, chosen, configs, curve_name, curves
 from experiments.aot_page import cells, exchanged, page, step_cells
-from experiments.launch import ROOT, mistakes_end_the_program
+from experiments.launch import ROOT, command_line, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.mesh.layout import DECODE, Rules
 from sdjax.study import promises
@@ -30,16 +28,25 @@ from sdjax.study.verify_cost import verify_cost
 
 def main(given: Given) -> int:
     """Compiles what was asked for, writes files and page, and returns how many faults were found."""
-    asked = configs(given)
-    if given.only not in ("page", "attention") and not any(chosen(config, given) or curves(config, given) for config in asked):
-        raise ValueError(f"nothing in configs/aot has case {given.case}, topology {given.topology} and is of '{given.only}'")
+    some = (given.config, given.topology, given.case) != (None, None, None)
+    if given.only in ("page", "attention") and some:
+        raise ValueError(
+            f"--only {given.only} is of no case; leave out --config, --topology and --case "
+            "(python -m experiments.aot_attention --topologies compares forms of attention elsewhere)"
+        )
+    read = configs(given)
+    if given.only not in ("page", "attention") and not any(chosen(config, given) or curves(config, given) for config in read):
+        there = ", ".join(sorted({topology for config in read for topology in config.topologies}))
+        raise ValueError(
+            f"configs/aot has nothing for{asked(given)}; its topologies are {there}; with --config FILE its cases are named"
+        )
     for folder in (given.reports, given.curves):
         folder.mkdir(parents=True, exist_ok=True)
-    if given.only in ("all", "attention") and (given.config, given.topology, given.case) == (None, None, None):
+    if given.only in ("all", "attention") and not some:
         # A process of its own: libtpu reads where to write a kernel's schedule when it is loaded.
         folders = [f"--{name}={getattr(given, name).absolute()}" for name in ("reports", "curves", "attention")]
         subprocess.run([sys.executable, "-m", "experiments.aot_attention", *folders], cwd=ROOT, check=True)
-    faults = sum(of_config(config, given) for config in asked)
+    faults = sum(of_config(config, given) for config in read)
     given.reports.with_suffix(".md").write_text(page(given), encoding="utf-8")
     return faults
 
@@ -82,4 +89,4 @@ def examine(config: AotConfig, name: str, rules: Rules = DECODE) -> dict[str, An
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
-        sys.exit(1 if main(tyro.cli(Given, description=__doc__)) else 0)
+        sys.exit(1 if main(command_line("aot", Given, __doc__)) else 0)

@@ -18,13 +18,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import tyro
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from experiments.aot_config import Given
 from experiments.aot_page import page
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.core.attention import attend, cache_mask, fold_heads
 from sdjax.core.cache import KV
 from sdjax.core.flash import BLOCK, committed, merge, pays
@@ -135,4 +134,4 @@ def scheduled(dumps: Path) -> int:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
-        main(tyro.cli(Asked, description=__doc__))
+        main(command_line("aot_attention", Asked, __doc__))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from experiments.config import config_files, find_config, load_file
+from experiments.config import config_files, read_config
 from experiments.launch import ROOT
 from sdjax.study.plan import Case
 from sdjax.study.plan_train import TrainCase
@@ -26,6 +26,12 @@ class AotConfig:
     cases: dict[str, Case]
     curves: dict[str, int] = field(default_factory=dict)
     steps: dict[str, TrainCase] = field(default_factory=dict)
+
+    @property
+    def topologies(self) -> set[str]:
+        """Of cases, steps and curves."""
+        cases: list[Case | TrainCase] = [*self.cases.values(), *self.steps.values()]
+        return {case.topology for case in cases} | self.curves.keys()
 
 
 @dataclass(frozen=True)
@@ -52,20 +58,26 @@ class Given:
 
 def configs(given: Given) -> list[AotConfig]:
     """Those that were asked for."""
-    paths = config_files("aot") if given.config is None else [find_config(given.config)]
-    return [load_file(path).get_config() for path in paths]
+    names = map(str, config_files("aot")) if given.config is None else [given.config]
+    return [read_config(name, "python -m experiments.aot", "aot", AotConfig)[0] for name in names]
 
 
 def chosen(config: AotConfig, given: Given) -> list[str]:
-    """The cases that were asked for; ValueError where a config was named and there are none."""
+    """The cases that were asked for; ValueError where a config was named and has nothing of the kind."""
     if given.only not in ("all", "cases"):
         return []
     cases: dict[str, Case | TrainCase] = {**config.cases, **config.steps}
     names = [name for name, case in cases.items() if given.case in (None, name) and given.topology in (None, case.topology)]
-    if not names and given.config is not None:
-        wanted, there = given.case or "", ", ".join(cases)
-        raise ValueError(f"no case {wanted!r} on {given.topology or 'any machine'} in {config.name}; there are {there}")
+    if not names and given.config is not None and not curves(config, given):
+        there = ", ".join(f"{name} ({case.topology})" for name, case in cases.items())
+        raise ValueError(f"{config.name} has no case for{asked(given)}; there are {there}")
     return names
+
+
+def asked(given: Given) -> str:
+    """What of the cases and curves was asked for, as it was written: " --case plain"."""
+    said = {"--case": given.case, "--topology": given.topology, "--only": given.only if given.only != "all" else None}
+    return "".join(f" {option} {value}" for option, value in said.items() if value)
 
 
 def curve_name(config: AotConfig, topology: str) -> str:

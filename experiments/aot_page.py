@@ -1,6 +1,7 @@
 """docs/scale.md, written from the files that experiments.aot leaves: one row a case, its collectives, the curves."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -184,3 +185,7 @@ def attention_cells(topology: str, cell: dict[str, Any]) -> list[str]:
     names = "attend", "dot_product_attention", "kernel", "reading"
     times = [f"{cell[name]:.1f}" if name in cell else "" for name in names]
     return [topology.partition(":")[0], str(cell["tokens"]), f"{cell['rows']:,}", *times]
+
+
+if __name__ == "__main__":
+    sys.exit("error: this is no program; python -m experiments.aot --only page writes docs/scale.md anew")

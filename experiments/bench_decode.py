@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import sdjax
+from experiments.launch import takes_no_arguments
 from sdjax.core.cache import Cache
 from sdjax.core.sampling import Warp
 from sdjax.decode.generate import prefill, run, start
@@ -186,4 +187,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    takes_no_arguments("bench_decode", __doc__)
     main()

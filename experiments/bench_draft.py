@@ -31,7 +31,7 @@ from rich.table import Table
 import sdjax
 from experiments.bench_decode import FILLED, loop_timer
 from experiments.bench_train import configs_of, rounded
-from experiments.launch import decode_in_float32
+from experiments.launch import command_line, decode_in_float32, mistakes_end_the_program
 from sdjax.core.cache import Cache, with_rows
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Committed
@@ -192,4 +192,5 @@ def show(found: dict[str, Any], plain: float) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Bench, description=__doc__))
+    with mistakes_end_the_program():
+        main(command_line("bench_draft", Bench, __doc__))

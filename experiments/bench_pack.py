@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sdjax
+from experiments.launch import takes_no_arguments
 from sdjax.core.sampling import Purpose, Warp, coin_key
 from sdjax.core.types import Context, Draft, Law
 from sdjax.decode.generate import prefill, run, start
@@ -125,4 +126,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    takes_no_arguments("bench_pack", __doc__)
     main()

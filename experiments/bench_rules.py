@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import tyro
 
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.core.sampling import Warp
 from sdjax.core.types import Draft, Law
 from sdjax.trees.draw import draw_children
@@ -115,4 +115,5 @@ def make(bench: Bench, tree: Tree, law: Law, warp: Warp) -> tuple[Draft, jax.Arr
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Bench, description=__doc__))
+    with mistakes_end_the_program():
+        main(command_line("bench_rules", Bench, __doc__))

@@ -16,6 +16,7 @@ losses                                               of the first step: ours and
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,16 +25,19 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-import torch
-import torch.nn.functional as F
-import tyro
-from speculators import SpeculatorModelConfig
-from speculators.losses import resolve_loss_config
-from speculators.models.eagle3 import Eagle3DraftModel
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from speculators import SpeculatorModelConfig
+    from speculators.losses import resolve_loss_config
+    from speculators.models.eagle3 import Eagle3DraftModel
+except ImportError as error:
+    sys.exit(f"error: {error}; make bench-torch sets up the environment of make test-parity, with PyTorch, and runs this")
 
 import sdjax
 from experiments.bench_train import configs_of, packed, rounded, traced
-from experiments.launch import decode_in_float32
+from experiments.launch import command_line, decode_in_float32, mistakes_end_the_program
 from sdjax.core.types import Trace
 from sdjax.drafters.eagle3 import Eagle3
 from sdjax.drafters.head import target_head
@@ -290,4 +294,5 @@ def speculators_batches(trace: Trace, rows: int) -> list[dict[str, torch.Tensor]
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Bench, description=__doc__))
+    with mistakes_end_the_program():
+        main(command_line("bench_torch", Bench, __doc__))

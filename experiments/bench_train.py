@@ -40,7 +40,7 @@ from rich.table import Table
 
 import sdjax
 from experiments.config import load_file
-from experiments.launch import ROOT, decode_in_float32
+from experiments.launch import ROOT, command_line, decode_in_float32, mistakes_end_the_program
 from experiments.train_config import TrainConfig
 from sdjax.core.types import Batch, Context, Trace
 from sdjax.drafters.base import with_parts
@@ -298,4 +298,5 @@ def memory(target: Decoder) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Bench, description=__doc__))
+    with mistakes_end_the_program():
+        main(command_line("bench_train", Bench, __doc__))

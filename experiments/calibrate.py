@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from experiments.config import TargetConfig
-from experiments.launch import decode_in_float32, mistakes_end_the_program
+from experiments.launch import command_line, decode_in_float32, mistakes_end_the_program
 from experiments.train import read_held_out
 from experiments.train_config import HeldOutConfig
 from sdjax.core.plain import finite
@@ -162,5 +161,6 @@ def plot(path: Path, drafts: Drafts, temperatures: np.ndarray) -> None:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
+        said = command_line("calibrate", Calibration, __doc__)
         decode_in_float32()
-        main(tyro.cli(Calibration, description=__doc__))
+        main(said)

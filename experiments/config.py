@@ -4,7 +4,9 @@ import argparse
 import difflib
 import importlib.util
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,20 +101,28 @@ def parse(arguments: Sequence[str], program: str, folder: str, kind: type = Deco
     given, rest = first.parse_known_args(arguments)
     if given.config is None:
         raise ValueError(f"give --config FILE; these are here:\n{catalogue(folder)}\n(with --config, --help lists every field)")
-    module = load_file(find_config(given.config))
-    config = module.get_config()
-    if not isinstance(config, kind):
-        raise ValueError(f"--config: {given.config} holds a {type(config).__name__}, but {program} takes a {kind.__name__}")
+    config, about = read_config(given.config, program, folder, kind)
     parsed = tyro.cli(
         kind,
         default=config,
         args=rest,
         prog=f"{program} --config {given.config}",
-        description=module.__doc__,
+        description=about,
         config=(tyro.conf.AvoidSubcommands,),
     )
     refuse_buckets(parsed)
     return parsed
+
+
+def read_config(name: str, program: str, folder: str, kind: type) -> tuple[Any, str | None]:
+    """What the file holds, and its docstring; ValueError for one that is unknown, faulty, or of another program."""
+    path = find_config(name, folder)
+    module = load_file(path)
+    with faults_of(path):
+        config = module.get_config()
+    if not isinstance(config, kind):
+        raise ValueError(f"--config: {name} holds a {type(config).__name__}, and {program} takes another kind, {kind.__name__}")
+    return config, module.__doc__
 
 
 def refuse_buckets(config: Any) -> None:
@@ -127,14 +137,15 @@ def refuse_buckets(config: Any) -> None:
                 )
 
 
-def find_config(name: str) -> Path:
-    """The file, from here or from the repository's root; ValueError suggesting the nearest one that exists."""
+def find_config(name: str, folder: str = "") -> Path:
+    """The file, from here or from the repository's root; ValueError suggesting the nearest one in the folder of configs."""
     for path in (Path(name), ROOT / name):
         if path.is_file():
             return path
-    known = [str(path.relative_to(ROOT)) for path in config_files("")]
+    known = [str(path.relative_to(ROOT)) for path in config_files(folder)]
     near = difflib.get_close_matches(name, known, 1, 0.3)
-    raise ValueError(f"--config: there is no file {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    hint = f"did you mean {near[0]!r}?" if near else f"these are here:\n{catalogue(folder)}"
+    raise ValueError(f"--config: there is no file {name!r}; {hint}")
 
 
 def config_files(folder: str) -> list[Path]:
@@ -150,6 +161,19 @@ def catalogue(folder: str) -> str:
     return "\n".join(f"  {path}  {title}" for path, title in lines)
 
 
+@contextmanager
+def faults_of(path: Path) -> Iterator[None]:
+    """What goes wrong in a config file is a ValueError that names the file and its line."""
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"--config: {where}: {kind}{error}") from error
+
+
 def load_file(path: Path) -> Any:
     """A config file as a module."""
     if str(ROOT) not in sys.path:
@@ -158,7 +182,8 @@ def load_file(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise ValueError(f"--config: {path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with faults_of(path):
+        spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ValueError(f"--config: {path} has no get_config()")
     return module

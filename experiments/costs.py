@@ -15,11 +15,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from experiments.acceptance import arm_named
-from experiments.config import find_config, load_file
-from experiments.launch import decode_in_float32, launch_identity, mistakes_end_the_program
+from experiments.config import DecodeConfig, read_config
+from experiments.launch import command_line, decode_in_float32, launch_identity, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.decode.generate import bucket, rows_needed
 from sdjax.study.methods import Arm
@@ -47,9 +46,11 @@ def main(measurement: Measurement) -> dict[str, Any]:
     """Measures, prints and writes."""
     if not measurement.tokens or measurement.tokens[0] != 1:
         raise ValueError(f"--tokens: the curve is relative to a pass over one token; start with 1, not {measurement.tokens}")
-    config = load_file(find_config(measurement.config)).get_config()
+    config = read_config(measurement.config, "python -m experiments.costs", "decode", DecodeConfig)[0]
     model = config.target.load()
     arm = arm_named(measurement.method, config, model, 0.0)
+    if not arm.loop.drafter.depth:
+        raise ValueError(f"--method: {measurement.method!r} drafts nothing, so it has no draft step; take one that drafts")
     prompt = encode(model.tokenizer, load_prompts(config.prompts)[0], (), config.prompts.chat)
     found = measure(arm, prompt, measurement.tokens, measurement.max_new)
     measurement.out.parent.mkdir(parents=True, exist_ok=True)
@@ -85,5 +86,6 @@ def interleaved(calls: Sequence[Callable[[], Any]]) -> list[float]:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
+        said = command_line("costs", Measurement, __doc__)
         decode_in_float32()
-        main(tyro.cli(Measurement, description=__doc__))
+        main(said)

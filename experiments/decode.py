@@ -18,7 +18,7 @@ import jax
 from rich.console import Console
 
 from experiments.config import DecodeConfig, TargetConfig, parse
-from experiments.launch import in_host_memory, launch_identity, use_compilation_cache
+from experiments.launch import folder_for, in_host_memory, launch_identity, use_compilation_cache
 from sdjax.core.plain import plain_data
 from sdjax.mesh.layout import DECODE
 from sdjax.mesh.place import lay_out
@@ -66,6 +66,7 @@ def decode(config: DecodeConfig, prompts: Sequence[Prompt], model: Model, consol
     console = console or Console(quiet=not speaks())
     if config.stream and jax.process_count() > 1:
         raise ValueError("stream shows what one process decodes, but there are several; leave it out")
+    folder_for(Path(config.runs), "--runs")
     layout = config.mesh.layout(DECODE)
     if layout is not None:
         model = model._replace(params=lay_out(model.params, layout.params(model.target.specs())))

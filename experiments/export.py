@@ -17,9 +17,9 @@ from typing import Annotated
 import tyro
 
 import sdjax
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.core.plain import write_json
-from sdjax.drafters.published.registry import CONFIG, layout_named, write_folder
+from sdjax.drafters.published.registry import CONFIG, LAYOUTS, layout_named, write_folder
 from sdjax.targets.huggingface import read_json
 from sdjax.targets.load import Model
 from sdjax.train.saved import load_drafter, load_tuned
@@ -31,8 +31,7 @@ class Export:
 
     drafter: str
     """A folder that training wrote, or a name in zoo/."""
-    layout: str
-    """The layout's name."""
+    layout: Annotated[str, tyro.conf.arg(help=f"The layout's name: {', '.join(LAYOUTS)}.")]
     out: Path
     """The folder to write; it must not exist."""
     target: str = "smollm2-135m"
@@ -45,7 +44,7 @@ class Export:
 
 def main(arguments: Sequence[str]) -> int:
     with mistakes_end_the_program():
-        config = tyro.cli(Export, args=arguments, prog="python -m experiments.export")
+        config = command_line("export", Export, __doc__, arguments)
         layout_named(config.layout)
         export(config, sdjax.load(config.target))
     return 0

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import tyro
 
 import sdjax
-from experiments.launch import decode_in_float32, mistakes_end_the_program
+from experiments.launch import command_line, decode_in_float32, mistakes_end_the_program
 from sdjax.mesh.start import join_pod
 from sdjax.targets.decoder import Tap
 from sdjax.train.corpus import check_target, open_corpus
@@ -63,6 +62,7 @@ def existing(path: Path) -> Path:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
+        said = command_line("features", Caching, __doc__)
         join_pod()
         decode_in_float32()
-        main(tyro.cli(Caching, description=__doc__))
+        main(said)

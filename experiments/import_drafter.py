@@ -19,10 +19,10 @@ from typing import Annotated, Literal
 import tyro
 
 import sdjax
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.decode.state import Params
 from sdjax.drafters.base import Drafter, check_masks
-from sdjax.drafters.published.registry import read_folder, readings
+from sdjax.drafters.published.registry import LAYOUTS, read_folder, readings
 from sdjax.targets.load import Model
 from sdjax.train.evaluate import HeldOut
 from sdjax.train.saved import save_drafter
@@ -41,8 +41,7 @@ class Import:
     """The folder to write; it must not exist."""
     target: str = "smollm2-135m"
     """The drafter's target: a known name, a file, a folder or a Hub id."""
-    layout: str = ""
-    """The layout's name; empty: detected."""
+    layout: Annotated[str, tyro.conf.arg(help=f"The layout's name; empty: detected. Known: {', '.join(LAYOUTS)}.")] = ""
     dtype: str = "bfloat16"
     """float32 or bfloat16: of the weights in the folder."""
     prompt: str = ""
@@ -53,7 +52,7 @@ class Import:
 
 def main(arguments: Sequence[str]) -> int:
     with mistakes_end_the_program():
-        config = tyro.cli(Import, args=arguments, prog="python -m experiments.import_drafter")
+        config = command_line("import_drafter", Import, __doc__, arguments)
         import_drafter(config, sdjax.load(config.target))
     return 0
 

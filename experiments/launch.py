@@ -1,19 +1,22 @@
-"""What every launcher does first and notes down: the compilation cache, and what ran where."""
+"""What every launcher does first and notes down: its command line, the compilation cache, and what ran where."""
 
+import argparse
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import tyro
 
+Said = TypeVar("Said")
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     "sdjax",
@@ -64,12 +67,39 @@ def decode_in_float32() -> None:
 
 @contextmanager
 def mistakes_end_the_program() -> Iterator[None]:
-    """A ValueError, the caller's mistake, is one line on stderr and exit code 2, without a traceback."""
+    """A ValueError, the caller's mistake, is one line on stderr and exit code 2, without a traceback; Ctrl-C is code 130."""
     try:
         yield
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def command_line(
+    name: str, kind: type[Said], about: str | None, arguments: Sequence[str] | None = None, config: Sequence[Any] = ()
+) -> Said:
+    """What the command line (default: this process's) says to experiments.NAME; `about` stands above its --help."""
+    return tyro.cli(kind, args=arguments, prog=f"python -m experiments.{name}", description=about, config=tuple(config))
+
+
+def takes_no_arguments(name: str, about: str | None, arguments: Sequence[str] | None = None) -> None:
+    """Leaves where experiments.NAME is told anything: with `about` for --help, else with exit code 2."""
+    kept = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(f"python -m experiments.{name}", description=about, formatter_class=kept).parse_args(arguments)
+
+
+def folder_for(path: Path, option: str) -> Path:
+    """The folder that an option names, made where it is not there; ValueError where nothing can be written into it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError("it is not ours to write")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error}); give {option} a folder that can") from error
+    return path
 
 
 def launch_identity() -> dict[str, Any]:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.core.pack import widths_of
 from sdjax.core.types import Draft, Law
 from sdjax.decode.schedule import Delayed, Prefix, Throughput, best_size, ranked
@@ -45,6 +45,8 @@ KNOBS = {
     "typical": ("epsilon", np.linspace(0, 1, 21)),
     "approximate": ("budget", np.linspace(0, 4, 21)),
 }
+
+FIXTURE = "experiments/tables/fixture.json"
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,17 @@ def with_knob(name: str, knob: float | None) -> Rule:
 
 def tables_of(question: Question, tree: Tree, models: tuple[int, ...]) -> Tables:
     if question.tables:
-        return read_tables(question.tables)
+        return tables_at(question.tables)
     if question.vocab < 2:
         raise ValueError(f"--vocab {question.vocab}: a model needs at least two tokens")
     return random_tables(np.random.default_rng(question.seed), question.vocab, tree.depth, models)
+
+
+def tables_at(path: Path) -> Tables:
+    """Those of a file; ValueError where there is none."""
+    if not path.is_file():
+        raise ValueError(f"--tables: there is no file {path}; the format is in sdjax/verify/tables.py, {FIXTURE} is an example")
+    return read_tables(path)
 
 
 # SPS at 1, 2, 3 verified rows: the paper's; and one by which the first draft always joins, and the second not always.
@@ -146,7 +155,7 @@ def answer_scheduled(question: Question, rule: Rule, tree: Tree, law: Law) -> di
         "best-of-all": best_of_all(APPENDIX),
         "snap-down": snapped_down(JOINING, (1,)),
     }
-    tables = read_tables(question.tables) if question.tables else appendix_tables(tree.depth)
+    tables = tables_at(question.tables) if question.tables else appendix_tables(tree.depth)
     found = scheduled_law(rule, [tables], tree, law, appendix_confidence, cuts[str(question.schedule)])
     first, wanted = (law.sum(tuple(range(1, tree.depth + 1))) for law in (found.law, found.target))
     shown = lambda law: ", ".join(f"{mass:.4g}" for mass in law)
@@ -219,4 +228,4 @@ def plot(question: Question, path: Path, tree: Tree, law: Law) -> None:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
-        main(tyro.cli(Question, description=__doc__, config=(tyro.conf.EnumChoicesFromValues,)))
+        main(command_line("law", Question, __doc__, config=(tyro.conf.EnumChoicesFromValues,)))

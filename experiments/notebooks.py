@@ -12,7 +12,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from experiments.launch import ROOT
+from experiments.launch import ROOT, takes_no_arguments
 
 FOLDER = ROOT / "notebooks"
 LONGEST = 900  # seconds of one cell, on a busy machine
@@ -57,4 +57,5 @@ def write(path: Path, notebook: NotebookNode) -> None:
 
 
 if __name__ == "__main__":
+    takes_no_arguments("notebooks", __doc__)
     main()

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 import sdjax
-from experiments.launch import decode_in_float32, mistakes_end_the_program
+from experiments.launch import command_line, decode_in_float32, mistakes_end_the_program
 from sdjax.core.plain import write_json
 from sdjax.decode.state import Params
 from sdjax.study.card import model_card
@@ -56,7 +54,7 @@ class Publish:
 
 def main(arguments: Sequence[str]) -> int:
     with mistakes_end_the_program():
-        config = tyro.cli(Publish, args=arguments, prog="python -m experiments.publish")
+        config = command_line("publish", Publish, __doc__, arguments)
         decode_in_float32()
         publish(config, sdjax.load(config.target))
     return 0

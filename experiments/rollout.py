@@ -22,7 +22,7 @@ import jax
 from rich.console import Console
 
 from experiments.config import parse
-from experiments.launch import decode_in_float32, in_host_memory, mistakes_end_the_program
+from experiments.launch import decode_in_float32, folder_for, in_host_memory, mistakes_end_the_program
 from experiments.rollout_config import Conversations, OwnText, RolloutConfig, Texts
 from sdjax.core.plain import plain_data
 from sdjax.core.sampling import Warp
@@ -31,7 +31,7 @@ from sdjax.mesh.layout import DECODE
 from sdjax.mesh.place import spread
 from sdjax.mesh.start import join_pod, speaks
 from sdjax.study.prompts import Prompts, encode, load_prompts
-from sdjax.study.runs import differences
+from sdjax.study.runs import telling_differences
 from sdjax.study.stdlib_prompts import StandardLibrary
 from sdjax.targets.load import Model, file_identity
 from sdjax.train.conversations import existing, files_of_tfds, read_conversations, read_tfds
@@ -65,6 +65,7 @@ def rollout(config: RolloutConfig, model: Model, console: Console | None = None)
     The processes of a pod end together, and the first of them writes the corpus.
     """
     console = console or Console(quiet=not speaks())
+    folder_for(Path(config.corpora), "--corpora")
     if isinstance(config.prompts, (Conversations, Texts)):
         origin = Origin.of(model, None, config.seed, recipe(config, model, []) | {"given": fingerprint(config.prompts)})
         with first_process_first("corpus"):
@@ -75,7 +76,7 @@ def rollout(config: RolloutConfig, model: Model, console: Console | None = None)
         return finish(config, [], origin, None, console)
     host, hosts = config.place()
     work = Work(config.folder.with_name(f"{config.name}.work"), host)
-    same_recipe(work, origin)
+    same_recipe(work, origin, alone=hosts == 1)
     console.print(f"{model.name}: {len(requests)} documents, {work.folder} → {config.folder}", soft_wrap=True)
     roll(work, requests, sampler, config.batch, hosts, Progress(console))
     meet("rolled out")
@@ -108,12 +109,16 @@ def plan(config: RolloutConfig, model: Model, console: Console) -> tuple[list[Re
 
     answer = writer(config.warp, config.max_new)
     if isinstance(config.prompts, OwnText):
+        if min(config.prompts.count, config.prompts.max_user) < 1:
+            raise ValueError(f"prompts is {config.prompts}; count and max_user must be ≥ 1")
         header, between = user_turn(model.tokenizer)
         user = writer(config.prompts.user, config.prompts.max_user)
         requests = [Request(f"own-{i}", "own", header) for i in range(config.prompts.count)]
         return requests, OwnConversations(user, answer, between)
     if isinstance(config.prompts, StandardLibrary):
         prompts, chat = config.prompts.prompts(), True
+        if not prompts:
+            raise ValueError(f"prompts.skip is {config.prompts.skip}, which leaves nothing of the standard library")
     elif isinstance(config.prompts, Prompts):
         prompts, chat = load_prompts(config.prompts), config.prompts.chat
     else:
@@ -123,8 +128,11 @@ def plan(config: RolloutConfig, model: Model, console: Console) -> tuple[list[Re
 
 
 def short_enough(requests: Sequence[Request], longest: int, console: Console) -> list[Request]:
-    """Those of at most so many tokens; where others are left out, a line says how many."""
+    """Those of at most so many tokens; where others are left out, a line says how many. ValueError where all are."""
     short = [request for request in requests if len(request.tokens) <= longest]
+    if not short:
+        least = min(len(request.tokens) for request in requests)
+        raise ValueError(f"all {len(requests)} prompts are longer than {longest} tokens; --longest-prompt {least} takes one")
     if left_out := len(requests) - len(short):
         console.print(
             f"{left_out} of {len(requests)} prompts are longer than {longest} tokens and left out; --longest-prompt takes more",
@@ -155,11 +163,14 @@ def recipe(config: RolloutConfig, model: Model, requests: Sequence[Request]) -> 
     return {"config": fields, "stops": stops, "requests": hashlib.sha256(asked.encode()).hexdigest()}
 
 
-def same_recipe(work: Work, origin: Origin) -> None:
-    """Notes what the work folder is of; ValueError naming what differs where it is of something else."""
+def same_recipe(work: Work, origin: Origin, alone: bool) -> None:
+    """Notes what the work folder is of; ValueError naming what differs where it is of something else.
+
+    One that holds no batch is nobody's yet, where no other process may be about to sample its first.
+    """
     work.folder.mkdir(parents=True, exist_ok=True)
     path, wanted = work.folder / "origin.json", json.loads(json.dumps(asdict(origin)))
-    if path.exists():
+    if path.exists() and not (alone and not work.read()):
         refuse_another(work.folder, json.loads(path.read_text(encoding="utf-8")), wanted)
         return
     hidden = work.folder / f".origin.part{work.host}"
@@ -169,8 +180,10 @@ def same_recipe(work: Work, origin: Origin) -> None:
 
 def refuse_another(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
     if known != wanted:
-        changes = "; ".join(differences(known, wanted))
-        raise ValueError(f"{folder} is of another config ({changes}); take another --name, or remove the folder")
+        changes = telling_differences(known, wanted)
+        raise ValueError(
+            f"{folder} is of another config ({changes}); a corpus is not extended: take another --name, or remove the folder"
+        )
 
 
 def finish(

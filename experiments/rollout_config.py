@@ -87,6 +87,9 @@ class RolloutConfig:
             raise ValueError(f"name is {self.name!r}; it names a folder, so it must not be empty, hidden or hold a slash")
         if self.hosts < 1 or not 0 <= self.host < self.hosts:
             raise ValueError(f"host is {self.host} of {self.hosts} hosts; it must lie in 0..hosts - 1")
+        for name in ("max_new", "longest_prompt", "batch", "chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be ≥ 1")
 
     @property
     def folder(self) -> Path:

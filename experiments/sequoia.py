@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
-from experiments.launch import mistakes_end_the_program
+from experiments.launch import command_line, mistakes_end_the_program
 from sdjax.trees.acceptance import check_rates, isotonic
 from sdjax.trees.hardware import Choice, CostCurve, choices
 from sdjax.trees.sequoia import sequoia_tree
@@ -91,4 +90,4 @@ def print_tree(tree: Tree) -> None:
 
 if __name__ == "__main__":
     with mistakes_end_the_program():
-        main(tyro.cli(Search, description=__doc__))
+        main(command_line("sequoia", Search, __doc__))

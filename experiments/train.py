@@ -25,7 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.config import parse
-from experiments.launch import decode_in_float32, in_host_memory, launch_identity, mistakes_end_the_program, package_version
+from experiments.launch import (
+    decode_in_float32,
+    folder_for,
+    in_host_memory,
+    launch_identity,
+    mistakes_end_the_program,
+    package_version,
+)
 from experiments.train_config import HeldOutConfig, TrainConfig
 from sdjax.core.metrics import Acceptance
 from sdjax.core.plain import plain_data, write_json
@@ -62,9 +69,14 @@ def main(arguments: Sequence[str]) -> int:
         config = parse(arguments, "python -m experiments.train", "train", TrainConfig)
         logging.getLogger("absl").setLevel(logging.ERROR)
         decode_in_float32()
-        with in_host_memory() if jax.device_count() > 1 else nullcontext():
-            model = load_model(config)
-        return train(config, model)
+        try:
+            run_folder(config)  # before a target is loaded or trained for it
+            with in_host_memory() if jax.device_count() > 1 else nullcontext():
+                model = load_model(config)
+            return train(config, model)
+        except KeyboardInterrupt:  # outside the steps, which heed it themselves
+            print("stopped; the same command goes on from here", file=sys.stderr)
+            return ASKED_TO_LEAVE
 
 
 def load_model(config: TrainConfig) -> Model:
@@ -212,12 +224,7 @@ def read_held_out(config: HeldOutConfig, model: Model) -> HeldOut:
 
 def run_folder(config: TrainConfig) -> Path:
     """The run's folder, made; ValueError where it cannot be."""
-    folder = Path(config.runs) / config.name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be made ({error}); give --runs a folder that can be written") from error
-    return folder
+    return folder_for(Path(config.runs) / config.name, "--runs")
 
 
 def resolved(config: TrainConfig, model: Model, given: Input, held_out: HeldOut) -> dict[str, Any]:

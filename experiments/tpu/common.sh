@@ -8,7 +8,8 @@
 #   BUCKET   gs://… for data, checkpoints, results and compiled programs
 #   PROJECT  (gcloud's own default)
 #
-# With --dry-run every script prints the exact commands and runs none.
+# With --dry-run every script prints the exact commands and runs none; with --help it says what it does. A script sets, before
+# it is read here, OWN: how many words it takes at most; and PROGRAM, where those of a program stand behind them.
 
 set -euo pipefail
 
@@ -19,11 +20,7 @@ RUNTIME=${RUNTIME:-v2-alpha-tpuv6e}
 BUCKET=${BUCKET:-}
 PROJECT=${PROJECT:-}
 
-DRY_RUN=
-if [[ ${1:-} == --dry-run ]]; then
-    DRY_RUN=1
-    shift
-fi
+SCRIPT=$(basename "$0")
 
 PLACE=(--zone="$ZONE")
 if [[ -n $PROJECT ]]; then
@@ -34,6 +31,36 @@ fail() {
     echo "error: $*" >&2
     exit 2
 }
+
+# The comment that a script begins with, and the settings above.
+help() {
+    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
+    printf '\nRead from the environment:\n\n'
+    sed -n 's/^#\(   [A-Z].*\)/\1/p' "${BASH_SOURCE[0]}"
+}
+
+DRY_RUN=
+words=()
+while [[ $# -gt 0 ]]; do
+    case $1 in
+    --dry-run) DRY_RUN=1 ;;
+    -h | --help)
+        help
+        exit
+        ;;
+    -*) fail "$SCRIPT has no option '$1'; $SCRIPT --help says what it takes" ;;
+    *)
+        [[ ${#words[@]} -lt $OWN ]] || break
+        words+=("$1")
+        ;;
+    esac
+    shift
+done
+[[ $# -eq 0 || -n ${PROGRAM:-} ]] || fail "$SCRIPT takes no '$1'; $SCRIPT --help says what it takes"
+for word; do
+    [[ $word != --dry-run ]] || fail "--dry-run stands among the words of $1; it is for $SCRIPT, so put it before $1"
+done
+set -- ${words[@]+"${words[@]}"} "$@"
 
 needs_bucket() {
     [[ $BUCKET =~ ^gs:(//[A-Za-z0-9._-]+)(/[A-Za-z0-9._=-]+)*$ ]] \

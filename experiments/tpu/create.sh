@@ -6,6 +6,7 @@
 # The default is vm; spot is queued, cheaper, and may be taken away. Where a wait was broken off the request stays, and
 # `create.sh wait` goes on with it. EVERY says how many seconds are between two looks (60).
 
+OWN=1
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 

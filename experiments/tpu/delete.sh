@@ -3,6 +3,7 @@
 #
 #   delete.sh [--dry-run] [vm | queued | spot]        (as it was asked for; default: vm)
 
+OWN=1
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 

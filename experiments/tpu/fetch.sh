@@ -4,6 +4,7 @@
 #
 #   fetch.sh [--dry-run] [FOLDER]        (default: runs)
 
+OWN=1
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 

@@ -3,6 +3,7 @@
 #
 #   follow.sh [--dry-run]
 
+OWN=0
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 

@@ -8,6 +8,7 @@
 # WORKLOAD names what runs (default: TPU and the time). Nodes that are taken away are given back by the cluster, and the
 # program goes on: RESTARTS says how often (100). What it says is for kubectl logs.
 
+OWN=1 PROGRAM=1
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 
@@ -15,7 +16,10 @@ IMAGE=${IMAGE:-}
 WORKLOAD=${WORKLOAD:-$TPU-$(date -u +%m%d-%H%M%S)}
 RESTARTS=${RESTARTS:-100}
 case ${1:-} in
-cluster) call xpk cluster create --cluster "$TPU" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" --spot ;;
+cluster)
+    [[ $# -eq 1 ]] || fail "gke.sh cluster takes no '$2'; gke.sh --help says what it takes"
+    call xpk cluster create --cluster "$TPU" --tpu-type="$TYPE" --num-slices=1 "${PLACE[@]}" --spot
+    ;;
 run)
     shift
     [[ $# -gt 0 ]] || fail "say what to run, as in: gke.sh run experiments.decode --config FILE"

@@ -5,6 +5,7 @@
 #
 # KIND says how the machine was asked for, and is again: vm, queued or spot (default).
 
+OWN=0 PROGRAM=1
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 

@@ -6,6 +6,7 @@
 # What it says is shown to its end. Where the connection breaks it goes on: follow.sh shows it again, stop.sh ends it.
 # Programs note what they have done: the same line again goes on where it was stopped.
 
+OWN=0 PROGRAM=1
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 

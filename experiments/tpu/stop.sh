@@ -5,6 +5,7 @@
 #
 #   stop.sh [--dry-run]
 
+OWN=0
 # shellcheck source=experiments/tpu/common.sh
 source "$(dirname "$0")/common.sh"
 

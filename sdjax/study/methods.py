@@ -1,7 +1,7 @@
 """What is compared: named methods (a drafter and a rule), and the laws that they sample from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,7 +12,7 @@ from sdjax.decode.state import Loop, Params
 from sdjax.mesh.layout import Layout
 from sdjax.mesh.place import lay_out
 from sdjax.targets.load import Model, load
-from sdjax.train.saved import is_saved, load_drafter
+from sdjax.train.saved import CONFIG, is_saved, load_drafter
 from sdjax.verify.walk import Walk
 
 
@@ -33,6 +33,13 @@ class Method:
     """Cuts drafts before they are verified (sdjax/decode/schedule.py); None: all of a draft is verified."""
     pack: tuple[int, ...] = ()
     """Runs a batch's nodes as one flat array, compiled for these numbers of rows and for all; empty: drafts run whole."""
+
+    def __post_init__(self):
+        if self.drafter is not None and not (hasattr(self.drafter, "propose") and hasattr(self.drafter, "nodes")):
+            raise ValueError(
+                f"drafter is {self.drafter!r}, which drafts nothing: give an object such as NGram(length=7), or leave it out "
+                "and give weights, the folder of a saved drafter or its name in zoo/"
+            )
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,10 @@ def arms(
 def with_weights(name: str, method: Method, model: Model) -> tuple[Any, Params]:
     """The drafter and both models' weights; saved drafters and independent draft models are loaded here."""
     if is_saved(method.weights) or (method.weights and method.drafter is None):
-        drafter, params = load_drafter(method.weights, model)
+        try:
+            drafter, params = load_drafter(method.weights, model)
+        except ValueError as error:
+            raise ValueError(f"method {name!r}: {error}") from error
         drafter = method.drafter or drafter
         check_params(drafter.specs(model.target), params, f"method {name!r}'s drafter, {type(drafter).__name__}")
         return drafter, Params(model.params, params)
@@ -131,13 +141,14 @@ def with_weights(name: str, method: Method, model: Model) -> tuple[Any, Params]:
         raise ValueError(f"method {name!r} names neither a drafter nor, by weights ({method.weights!r}), a saved one")
     if not method.weights:
         if method.drafter.specs(model.target):
-            raise ValueError(f"method {name!r} needs weights; give methods.{name}.weights a model's name or path")
+            raise ValueError(f"method {name!r} needs weights; give methods.{name}.weights a saved drafter, or a draft model")
         return method.drafter, Params(model.params, {})
-    draft = load(method.weights, model.target.precision)
+    kind = type(method.drafter).__name__
+    unsaved = f"method {name!r}: {method.weights!r} is no saved drafter (no {CONFIG} there)"
+    if "model" not in {field.name for field in fields(method.drafter)}:
+        raise ValueError(f"{unsaved}, and {kind} takes no other weights: train it, or give methods.{name}.weights its folder")
     try:
-        drafter = replace(method.drafter, model=draft.target)
-    except TypeError as error:
-        raise ValueError(
-            f"method {name!r}: {type(method.drafter).__name__} takes no draft model; leave weights empty"
-        ) from error
-    return drafter, Params(model.params, draft.params)
+        draft = load(method.weights, model.target.precision)
+    except ValueError as error:
+        raise ValueError(f"{unsaved}, and as a draft model for {kind} it cannot be loaded either: {error}") from error
+    return replace(method.drafter, model=draft.target), Params(model.params, draft.params)

@@ -79,7 +79,8 @@ def human_eval() -> list[Prompt]:
 def read_jsonl(path: Path) -> list[Prompt]:
     """Prompts from a JSONL file. Ids are `question_id`, `id`, `task_id` or the line's number, and must differ."""
     if not path.is_file():
-        raise ValueError(f"prompts.file: {path} is not there; give the path of a JSONL file by --prompts.file")
+        what = "is a folder" if path.is_dir() else "is not there"
+        raise ValueError(f"prompts.file: {path} {what}; give the path of a JSONL file by --prompts.file")
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():

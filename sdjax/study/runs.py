@@ -6,6 +6,7 @@ A run that was stopped goes on where it was: a half-written last line is dropped
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from sdjax.core.plain import write_json as write_json
 from sdjax.mesh.start import speaks
 from sdjax.train.hosts import told_by_first
 
+HASHED = re.compile(r' was "(sha256:)?[0-9a-f]{64}[^"]*", is "')
 COLUMNS = {"l": "proposed", "reach": "reach", "a": "accepted", "e": "committed", "n": "verified"}
 
 
@@ -118,8 +120,18 @@ class RunFolder:
         return told_by_first(json.loads(path.read_text()) if speaks() and path.exists() else default)
 
 
+def telling_differences(known: Any, wanted: Any) -> str:
+    """What differs between two resolved configs; hashes are left out where a setting differs: most follow from it."""
+    changes = list(differences(known, wanted))
+    return "; ".join([change for change in changes if not HASHED.search(change)] or changes)
+
+
 def open_run(path: Path, resolved: dict[str, Any]) -> RunFolder:
-    """The folder of the run with this resolved config; ValueError naming what differs if it is another run's."""
+    """The folder of the run with this resolved config; ValueError naming what differs if it is another run's.
+
+    A folder without any result is nobody's yet: a mistake that shows after it was made does not keep it from the command
+    that mends it.
+    """
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     resolved = json.loads(json.dumps(resolved))
@@ -127,7 +139,10 @@ def open_run(path: Path, resolved: dict[str, Any]) -> RunFolder:
     if known is None and told_by_first(folder.results.exists()):
         raise ValueError(f"{path} holds results, but no config.json that says of what; take another name or remove the folder")
     if known is not None and known != resolved:
-        changes = "; ".join(differences(known, resolved))
-        raise ValueError(f"{path} holds a run of another config ({changes}); take another --name, or remove the folder")
+        if told_by_first(folder.results.exists() and folder.results.stat().st_size > 0):
+            changes = telling_differences(known, resolved)
+            raise ValueError(f"{path} holds a run of another config ({changes}); take another --name, or remove the folder")
+        if speaks():
+            (path / "costs.json").unlink(missing_ok=True)  # those of the other config
     folder.write("config.json", resolved)
     return folder

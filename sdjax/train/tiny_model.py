@@ -18,13 +18,23 @@ NAME = "tiny"
 
 
 def tiny_model(folder: Path, optimiser: tiny_world.Optimiser = tiny_world.OPTIMISER) -> Model:
-    """The model, from `folder` or trained there: its file's name is a hash of all that made it."""
+    """The model, from `folder` or trained there: its file's name is a hash of all that made it.
+
+    ValueError, before it is trained, where the folder cannot be written.
+    """
     text = hashlib.sha256(tiny_world.text().tobytes()).hexdigest()
     made_of = json.dumps([describe(tiny_world.TARGET), describe(optimiser), text])
     path = folder / f"tiny-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.safetensors"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.part")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            hidden.touch()
+        except OSError as error:
+            raise ValueError(
+                f"{folder}, where the tiny world's target is kept, cannot be written ({error}); keep runs elsewhere"
+            ) from error
+        print(f"training the tiny world's target, once, for {path}: some minutes", flush=True)
         save_file(flat(tiny_world.train_target(optimiser=optimiser), "float32"), hidden)
         hidden.replace(path)
     params = read_params(path, tiny_world.TARGET.specs(), "the tiny target")

@@ -8,10 +8,14 @@ import pytest
 from configs.smollm2 import SHIPPED
 from experiments.config import DecodeConfig, MeshConfig, TargetConfig, config_files, find_config, load_file, parse
 from experiments.decode import main
+from sdjax.drafters.draft_model import DraftModel
+from sdjax.drafters.medusa import Medusa
+from sdjax.drafters.no_draft import NoDraft
 from sdjax.mesh.layout import TRAIN
 from sdjax.study.methods import Method, Sampling, arms
 from sdjax.study.prompts import Prompts, load_prompts
 from tests.experiments.tiny_model import config, model
+from tests.tiny import TARGET
 
 DEMO = "configs/decode/smollm2_humaneval.py"
 
@@ -66,6 +70,35 @@ def test_every_comparison_is_read(path):
 def test_an_unknown_file_names_the_nearest(capsys):
     assert main(["--config", "configs/decode/smollm_humaneval.py"]) == 2
     assert f"did you mean '{DEMO}'" in capsys.readouterr().err
+
+
+def test_the_nearest_is_one_of_the_programs_own():
+    """`aot --config nosuch.py` was offered configs/shapes.py, which is no config."""
+    with pytest.raises(ValueError, match=r"did you mean 'configs/aot/llama31_8b\.py'"):
+        find_config("llama31_8b", "aot")
+    with pytest.raises(ValueError, match=r"these are here:\n  configs/aot/") as refused:
+        find_config("nosuch.py", "aot")
+    assert "configs/shapes.py" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("import nosuch_package", "faulty.py, line 1: ModuleNotFoundError: No module named 'nosuch_package'"),
+        ("def get_config(:\n    pass", "faulty.py: SyntaxError: .*line 1"),
+        ("\ndef get_config():\n    return len(3)", "faulty.py, line 3: TypeError: object of type 'int' has no len"),
+        (
+            "from sdjax.study.methods import Method\n\ndef get_config():\n    return Method('ngram')",
+            r"faulty.py, line 4: drafter is 'ngram', which drafts nothing: give an object such as NGram\(length=7\)",
+        ),
+    ],
+)
+def test_a_fault_in_a_config_names_the_file_and_the_line(tmp_path, text, said):
+    """They were tracebacks through the loader."""
+    path = tmp_path / "faulty.py"
+    path.write_text(text + "\n")
+    with pytest.raises(ValueError, match=f"--config: .*{said}"):
+        parse(["--config", str(path)], "program", "decode")
 
 
 def test_no_file_lists_them_all(capsys):
@@ -135,8 +168,19 @@ def test_the_first_method_must_be_plain(tmp_path):
 
 
 def test_weights_for_a_drafter_that_takes_none(tmp_path):
-    with pytest.raises(ValueError, match="unknown model"):
+    with pytest.raises(ValueError, match=r"method 'plain': 'nothing' is no saved drafter .* NoDraft takes no other weights"):
         arms({"plain": Method(config(tmp_path).methods["plain"].drafter, weights="nothing")}, Sampling(), model(), 16)
+
+
+def test_a_drafter_that_is_not_trained_yet_is_named_with_its_method(tmp_path):
+    """`unknown model 'runs/train/…/drafter'` named known models, which a drafter's weights are not."""
+    missing = str(tmp_path / "drafter")
+    for method in (Method(Medusa.tiny(TARGET), weights=missing), Method(weights=missing)):
+        with pytest.raises(ValueError, match=r"method 'trained': .* no saved drafter") as refused:
+            arms({"plain": Method(NoDraft()), "trained": method}, Sampling(), model(), 16)
+        assert missing in str(refused.value) and "known names are" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"method 'own': .* as a draft model for DraftModel it cannot be loaded either"):
+        arms({"plain": Method(NoDraft()), "own": Method(DraftModel.tiny(TARGET), weights=missing)}, Sampling(), model(), 16)
 
 
 def test_prompts_is_frozen():

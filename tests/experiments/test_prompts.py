@@ -63,6 +63,11 @@ def test_a_bad_row_is_named(tmp_path, row, words):
         load_prompts(written(tmp_path, {"id": 1, "prompt": "first"}, row))
 
 
+def test_a_folder_is_no_file_of_prompts(tmp_path):
+    with pytest.raises(ValueError, match=r"prompts\.file: .* is a folder; give the path of a JSONL file"):
+        load_prompts(Prompts(file=str(tmp_path)))
+
+
 def test_an_empty_file(tmp_path):
     with pytest.raises(ValueError, match="holds no prompts"):
         load_prompts(written(tmp_path, ""))

@@ -69,6 +69,55 @@ def test_prompts_that_are_too_long_are_counted(tmp_path):
     assert "left out" not in run(config(tmp_path, name="all", longest_prompt=max(lengths)))[1]
 
 
+def test_prompts_that_are_all_too_long_are_refused(tmp_path):
+    """ "no requests were given", where three were."""
+    with pytest.raises(ValueError, match=r"all 3 prompts are longer than 3 tokens; --longest-prompt \d+ takes one"):
+        run(config(tmp_path, longest_prompt=3))
+    assert not (tmp_path / "tiny.work").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"batch": 0}, "batch is 0; it must be ≥ 1"),
+        ({"max_new": 0}, "max_new is 0"),
+        ({"chunk": -1}, "chunk is -1"),
+        ({"longest_prompt": 0}, "longest_prompt is 0"),
+        ({"prompts": OwnText(count=0)}, "count and max_user must be ≥ 1"),
+        ({"prompts": OwnText(count=2, max_user=0)}, "count and max_user must be ≥ 1"),
+        ({"prompts": StandardLibrary(skip=10**6)}, "leaves nothing of the standard library"),
+    ],
+)
+def test_what_is_out_of_range_leaves_nothing_behind(tmp_path, changes, said):
+    """The work folder was another config's, when the corrected command came."""
+    with pytest.raises(ValueError, match=said):
+        run(config(tmp_path, **changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_work_without_a_batch_is_nobodys(tmp_path, monkeypatch):
+    """Where this process works alone: another may be sampling its first."""
+    monkeypatch.setattr("experiments.rollout.roll", lambda *_: 1 / 0)
+    for seed, hosts in ((0, 1), (1, 1), (2, 1), (2, 2)):
+        with pytest.raises(ZeroDivisionError):
+            run(config(tmp_path, seed=seed, hosts=hosts))
+    with pytest.raises(ValueError, match=r"tiny.work is of another config \(.*seed was 2, is 3"):
+        run(config(tmp_path, seed=3, hosts=2))
+
+
+def test_another_count_is_another_corpus(tmp_path):
+    """Said by the count alone: hashes of what was asked follow from it."""
+    run(config(tmp_path, prompts=OwnText(count=2, max_user=4)))
+    with pytest.raises(ValueError, match=r"\(recipe.config.prompts.count was 2, is 3\); a corpus is not extended"):
+        run(config(tmp_path, prompts=OwnText(count=3, max_user=4)))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file/x cannot be written \(.*\); give --corpora a folder that can"):
+        run(config(tmp_path / "file" / "x"))
+
+
 def test_hosts_share_the_work(tmp_path):
     alone, _ = run(config(tmp_path / "alone"))
     first, printed = run(config(tmp_path, hosts=2, host=0))
@@ -159,7 +208,7 @@ def test_every_config_says_its_command(path):
             ["--config", "configs/rollout/smollm2_prompts.py", "--prompts.file", "nowhere.jsonl"],
             "give the path of a JSONL file by",
         ),
-        (["--config", "configs/decode/smollm2_humaneval.py"], "takes a RolloutConfig"),
+        (["--config", "configs/decode/smollm2_humaneval.py"], "takes another kind, RolloutConfig"),
         (["--config", "configs/rollout/smollm2_own.py", "--hosts", "2", "--host", "2"], "host is 2 of 2 hosts"),
     ],
 )

@@ -82,8 +82,29 @@ def test_another_config_is_refused(finished):
     with pytest.raises(ValueError, match=r"another config \(config.decode.max_new was 12, is 13\)"):
         run(other)
     other = config(finished[0], prompts=Prompts(text=("hello hello hel", "abc abc abc", "what?")))
-    with pytest.raises(ValueError, match=r"config.prompts.text was .*; inputs.prompts was"):
+    with pytest.raises(ValueError, match=r"config.prompts.text was") as refused:
         run(other)
+    assert "inputs.prompts" not in str(refused.value), "a hash, which follows from the text"
+    with pytest.raises(ValueError, match=r"inputs.prompts was .* is"):
+        decode(config(finished[0]), load_prompts(other.prompts), model(), Console(quiet=True))
+
+
+def test_a_mistake_leaves_no_folder_that_refuses_the_corrected_command(tmp_path):
+    """`--decode.capacity 16` was found too small when the folder was its own already."""
+    settings = config(tmp_path).decode
+    with pytest.raises(ValueError, match="capacity is 16, but the prompts need"):
+        run(config(tmp_path, decode=replace(settings, capacity=16)))
+    (tmp_path / "tiny" / "costs.json").write_text("{}")
+    code, _ = run(config(tmp_path))
+    assert code == 0 and not (tmp_path / "tiny" / "costs.json").exists(), "what was measured under another config goes"
+    with pytest.raises(ValueError, match=r"config\.decode\.capacity was 0, is 512"):
+        run(config(tmp_path, decode=replace(settings, capacity=512)))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file/x cannot be written \(.*\); give --runs a folder that can"):
+        run(config(tmp_path / "file" / "x"))
 
 
 def test_results_without_config_are_refused(tmp_path):

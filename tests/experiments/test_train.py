@@ -12,7 +12,7 @@ from rich.console import Console
 import sdjax
 from experiments import features
 from experiments.config import config_files, load_file
-from experiments.train import how_many_readers, train
+from experiments.train import how_many_readers, main, train
 from experiments.train_config import HeldOutConfig, TrainConfig
 from sdjax.core.spec import initialise
 from sdjax.drafters.block import Block
@@ -22,6 +22,7 @@ from sdjax.drafters.self_draft import SelfDraft
 from sdjax.study.prompts import Prompts
 from sdjax.targets.decoder import Decoder
 from sdjax.targets.load import Model
+from sdjax.train import tiny_model
 from sdjax.train.corpus import Origin, write_corpus
 from sdjax.train.documents import Document
 from sdjax.train.joint import Joint
@@ -97,6 +98,28 @@ def test_a_target_trained_beside_its_drafter_is_saved_with_it(tmp_path):
     assert (tmp_path / "micro" / "drafter" / "target.safetensors").exists()
     with pytest.raises(ValueError, match="identity"):
         sdjax.load_drafter(tmp_path / "micro" / "drafter", model())
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_a_target_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sdjax.train.tiny_world.train_target", lambda **_: pytest.fail("the tiny target was trained"))
+    monkeypatch.setattr("experiments.train.decode_in_float32", lambda: None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as left:
+        main(["--config", "configs/train/eagle3_tiny.py", "--runs", str(tmp_path / "file" / "x")])
+    assert left.value.code == 2 and "give --runs a folder that can" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"where the tiny world's target is kept, cannot be written"):
+        tiny_model.tiny_model(tmp_path / "file")
+
+
+def test_asked_to_leave_before_the_first_step(tmp_path, monkeypatch, capsys):
+    def interrupted(**_):
+        assert "training the tiny world's target" in capsys.readouterr().out, "it took minutes without a word"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sdjax.train.tiny_world.train_target", interrupted)
+    monkeypatch.setattr("experiments.train.decode_in_float32", lambda: None)
+    assert main(["--config", "configs/train/eagle3_tiny.py", "--runs", str(tmp_path / "train")]) == 75
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

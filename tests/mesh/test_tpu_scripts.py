@@ -46,6 +46,58 @@ def test_a_dry_run_prints_commands_and_runs_none(script):
         assert any("mine-1" in line and "--zone=europe-west4-a" in line for line in lines)
 
 
+def asked(script, *words, folder):
+    """Runs a script where each command of the cloud would leave a file."""
+    for name in ("gcloud", "xpk"):
+        (folder / name).write_text(f"#!/bin/sh\ntouch {folder}/ran\n")
+        (folder / name).chmod(0o755)
+    environment = os.environ | {"BUCKET": "gs://mine", "IMAGE": "image", "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", FOLDER / script, *words], env=environment, capture_output=True, text=True, cwd=folder)
+    assert not (folder / "ran").exists(), f"{script} {words} ran for real"
+    return done
+
+
+OWN_WORDS = [(script, words) for script in RUNS for words in RUNS[script] if not any("experiments" in word for word in words)]
+
+
+@pytest.mark.parametrize("script, words", [*OWN_WORDS, ("fetch.sh", ["home"])])
+def test_a_dry_run_is_asked_for_anywhere(script, words, tmp_path):
+    """`delete.sh queued --dry-run` deleted the machine."""
+    done = asked(script, *words, "--dry-run", folder=tmp_path)
+    assert done.returncode == 0 and "sdjax" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("script, own", [("run.sh", []), ("resume.sh", []), ("gke.sh", ["run"])])
+def test_a_dry_run_among_a_programs_words_is_refused(script, own, tmp_path):
+    """The program would have started, and been told it."""
+    done = asked(script, *own, "experiments.train", "--config", "x.py", "--dry-run", folder=tmp_path)
+    assert done.returncode == 2 and f"it is for {script}, so put it before experiments.train" in done.stderr
+    done = asked(script, *own, "--dry-run", "experiments.train", "--config", "x.py", folder=tmp_path)
+    assert done.returncode == 0 and "experiments.train" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("script", RUNS)
+def test_help_says_what_a_script_does_and_does_nothing(script, flag, tmp_path):
+    done = asked(script, flag, folder=tmp_path)
+    assert done.returncode == 0 and f"  {script} [--dry-run]" in done.stdout and "BUCKET" in done.stdout
+    assert "shellcheck" not in done.stdout and "#" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "script, words, said",
+    [
+        *((script, ["--dryrun"], "has no option '--dryrun'") for script in RUNS),
+        ("stop.sh", ["now"], "takes no 'now'"),
+        ("delete.sh", ["queued", "all"], "takes no 'all'"),
+        ("gke.sh", ["cluster", "all"], "takes no 'all'"),
+    ],
+)
+def test_words_that_a_script_does_not_know_are_refused(script, words, said, tmp_path):
+    done = asked(script, *words, folder=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and f"{script} --help" in done.stderr
+
+
 def test_what_runs_on_a_host_keeps_its_words():
     """Quoted once for the host's shell, and once for the line that is printed."""
     line = dry("run.sh", RUNS["run.sh"][0]).stdout.splitlines()[-1]
@@ -202,6 +254,26 @@ def test_it_is_installed_again_over_what_is_there(host, tmp_path):
     packed = (home / "packed").read_text().split()
     assert len(set(packed)) == 4 and not any(Path(path).exists() for path in packed)
     assert (home / "sdjax" / "pyproject.toml").exists() and "etils[epath-gcs]" in (home / "told").read_text()
+
+
+def test_files_that_a_commit_lacks_leave_the_hosts(host, tmp_path):
+    """Of those that the installation before brought, and no others: results stay."""
+    folder = host.home / "sdjax"
+    (tmp_path / "python3").write_text(UV)
+    (tmp_path / "python3").chmod(0o755)
+    (folder / ".venv" / "bin" / "python").unlink()
+    (folder / "runs").mkdir()
+    for name in ("old of it.py", "own.py", "runs/results"):
+        (folder / name).touch()
+    (folder / ".installed").write_text("Makefile\nold of it.py\n")
+    for _ in range(2):
+        done = host("install.sh")
+        err = done.communicate(timeout=60)[1]
+        assert done.returncode == 0, err
+    assert not (folder / "old of it.py").exists()
+    assert all((folder / name).exists() for name in ("Makefile", "own.py", "runs/results"))
+    installed = (folder / ".installed").read_text().splitlines()
+    assert "Makefile" in installed and "sdjax/core/plain.py" in installed and "old of it.py" not in installed
 
 
 @pytest.fixture
