@@ -44,7 +44,9 @@ class Rule(Protocol):
     chains_only: ClassVar[bool]
     lossless: ClassVar[bool]
 
-    def judge(self, ctx: Context, draft: Draft, logits: Float[Array, "B N V"]) -> Verdict: ...
+    def judge(self, ctx: Context, draft: Draft, logits: Float[Array, "B N V"]) -> Verdict:
+        """What of each sequence's draft is accepted, and the token behind it, from the target's raw logits at its nodes."""
+        ...
 
 
 @struct.dataclass
