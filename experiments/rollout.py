@@ -76,7 +76,8 @@ def rollout(config: RolloutConfig, model: Model, console: Console | None = None)
         return finish(config, [], origin, None, console)
     host, hosts = config.place()
     work = Work(config.folder.with_name(f"{config.name}.work"), host)
-    same_recipe(work, origin, alone=hosts == 1)
+    begun = any(gather(bool(work.read())))
+    same_recipe(work, origin, nobodys=config.hosts == 1 and not begun)
     console.print(f"{model.name}: {len(requests)} documents, {work.folder} → {config.folder}", soft_wrap=True)
     roll(work, requests, sampler, config.batch, hosts, Progress(console))
     meet("rolled out")
@@ -163,14 +164,14 @@ def recipe(config: RolloutConfig, model: Model, requests: Sequence[Request]) -> 
     return {"config": fields, "stops": stops, "requests": hashlib.sha256(asked.encode()).hexdigest()}
 
 
-def same_recipe(work: Work, origin: Origin, alone: bool) -> None:
+def same_recipe(work: Work, origin: Origin, nobodys: bool) -> None:
     """Notes what the work folder is of; ValueError naming what differs where it is of something else.
 
-    One that holds no batch is nobody's yet, where no other process may be about to sample its first.
+    It is nobody's yet where it holds no batch, on any host of a pod, and no process started apart may be sampling the first.
     """
     work.folder.mkdir(parents=True, exist_ok=True)
     path, wanted = work.folder / "origin.json", json.loads(json.dumps(asdict(origin)))
-    if path.exists() and not (alone and not work.read()):
+    if path.exists() and not nobodys:
         refuse_another(work.folder, json.loads(path.read_text(encoding="utf-8")), wanted)
         return
     hidden = work.folder / f".origin.part{work.host}"

@@ -183,10 +183,11 @@ def read_input(config: TrainConfig, model: Model, layout: Layout | None) -> Inpu
 
 
 def how_many_readers(config: TrainConfig, parts: int) -> int:
-    """As many as were asked for; else as the run began with, where the mesh can do with those; else one for each part."""
+    """As many as were asked for; else as the run began with, where mesh and rows can do with those; else one for each part."""
     begun = Path(config.runs) / config.name / "config.json"
     known = told_by_first(json.loads(begun.read_text(encoding="utf-8"))["inputs"]["readers"] if begun.exists() else 0)
-    return config.readers or (known if known % parts == 0 else 0) or parts
+    goes_on = known and known % parts == 0 and config.rows % known == 0
+    return config.readers or (known if goes_on else parts)
 
 
 def about_corpus(corpus: Corpus) -> dict[str, Any]:

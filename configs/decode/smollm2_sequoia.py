@@ -5,7 +5,7 @@
     python -m experiments.sequoia --acceptance runs/acceptance.json --costs runs/costs.json
     python -m experiments.decode --config configs/decode/smollm2_sequoia.py --prompts.skip 8
 
-The first eight problems, which the rates are measured on, chose the tree and are left out of the comparison.
+The first eight problems, which acceptance measures (the rates kept here are of six), are left out of the comparison.
 Expect more tokens a step from the tree than from a chain of any length (it is capped near 1.4), and no speed-up: a
 draft level costs most of a target pass. With a drafter at a tenth of that price and a memory-bound target
 (experiments.sequoia without --costs) the same rates ask for a tree.

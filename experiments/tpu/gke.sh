@@ -4,7 +4,8 @@
 #   gke.sh [--dry-run] cluster
 #   gke.sh [--dry-run] run experiments.decode --config configs/decode/smollm2_humaneval.py
 #
-# IMAGE is a container that holds this repository at /sdjax, with sdjax[tpu] and etils[epath-gcs] installed, and gcloud.
+# IMAGE is a container that holds this repository at /sdjax, installed there with its extras tpu and demo, etils[epath-gcs] and
+# gcloud.
 # WORKLOAD names what runs (default: TPU and the time). Nodes that are taken away are given back by the cluster, and the
 # program goes on: RESTARTS says how often (100). What it says is for kubectl logs.
 

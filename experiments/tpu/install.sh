@@ -13,10 +13,10 @@ PACKED=$(mktemp)  # not a name that another installation may be writing to
 trap 'rm -f "$PACKED"' EXIT
 call git -C "$ROOT" archive --format=tar.gz --output="$PACKED" HEAD
 call gcloud compute tpus tpu-vm scp "$PACKED" "$TPU:sdjax.tar.gz" "${PLACE[@]}" --worker=all
-# What the last commit brought and this one lacks goes: Python would still import it.
+# What the last commit brought and this one lacks goes: Python would still import it. Each session may have another locale.
 everywhere "mkdir -p ~/sdjax && cd ~/sdjax && tar -xzf ~/sdjax.tar.gz && touch .installed \
-&& tar -tzf ~/sdjax.tar.gz | grep -v '/\$' | sort > .unpacked \
-&& comm -23 .installed .unpacked | xargs -r -d '\\n' rm -f && mv .unpacked .installed"
+&& tar -tzf ~/sdjax.tar.gz | grep -v '/\$' | LC_ALL=C sort > .unpacked \
+&& LC_ALL=C sort .installed | LC_ALL=C comm -23 - .unpacked | xargs -r -d '\\n' rm -f && mv .unpacked .installed"
 # The images' own Python may be older than 3.11, for which the pinned versions are those that were tested ahead of time. An
 # environment that has its pip is kept; what is left of one that was not finished goes.
 everywhere "cd ~/sdjax && { .venv/bin/python -m pip --version > /dev/null 2>&1 || { rm -rf .venv \

@@ -96,7 +96,7 @@ def test_what_is_out_of_range_leaves_nothing_behind(tmp_path, changes, said):
 
 
 def test_work_without_a_batch_is_nobodys(tmp_path, monkeypatch):
-    """Where this process works alone: another may be sampling its first."""
+    """Where no process that was started apart may be sampling its first."""
     monkeypatch.setattr("experiments.rollout.roll", lambda *_: 1 / 0)
     for seed, hosts in ((0, 1), (1, 1), (2, 1), (2, 2)):
         with pytest.raises(ZeroDivisionError):

@@ -73,6 +73,13 @@ def test_a_run_keeps_the_readers_that_it_began_with(tmp_path, asked, parts, foun
     assert how_many_readers(given, parts) == found
 
 
+def test_readers_that_other_rows_do_not_divide_over_are_not_kept(tmp_path):
+    """Of a first start that ran out of memory, say, and was given fewer rows."""
+    (tmp_path / "micro").mkdir()
+    (tmp_path / "micro" / "config.json").write_text(json.dumps({"inputs": {"readers": 8}}))
+    assert how_many_readers(config(tmp_path, rows=4), 4) == 4
+
+
 def test_from_config_to_a_drafter_that_decodes(tmp_path):
     """Started again it shows the same, with as many readers as it began with, be they named or not."""
     code, printed = run(config(tmp_path, readers=2), model())

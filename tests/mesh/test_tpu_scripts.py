@@ -257,7 +257,7 @@ def test_it_is_installed_again_over_what_is_there(host, tmp_path):
 
 
 def test_files_that_a_commit_lacks_leave_the_hosts(host, tmp_path):
-    """Of those that the installation before brought, and no others: results stay."""
+    """Of those that the installation before brought, in whatever order its locale had, and no others: results stay."""
     folder = host.home / "sdjax"
     (tmp_path / "python3").write_text(UV)
     (tmp_path / "python3").chmod(0o755)
@@ -265,7 +265,7 @@ def test_files_that_a_commit_lacks_leave_the_hosts(host, tmp_path):
     (folder / "runs").mkdir()
     for name in ("old of it.py", "own.py", "runs/results"):
         (folder / name).touch()
-    (folder / ".installed").write_text("Makefile\nold of it.py\n")
+    (folder / ".installed").write_text("old of it.py\nMakefile\n")
     for _ in range(2):
         done = host("install.sh")
         err = done.communicate(timeout=60)[1]
