@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from sdjax.core.checks import as_integer
+from sdjax.core.checks import as_integer, check_number
 from sdjax.core.pack import holding, widths_of
 from sdjax.core.types import Context, Draft, Law, rows
 from sdjax.trees.hardware import CostCurve
@@ -50,6 +50,7 @@ class Schedule(Protocol):
 class Throughput:
     """SPS(n) = 1 / (t(n) + levels · c), from a cost curve: t(n), a pass over n rows; c, a draft step, of which one step takes
     `levels`. n counts the whole batch's rows, which the curve's groups of chips share: it must reach batch · nodes / groups.
+    A batch that does not divide over the groups, and so is run whole by each, is priced as if it did.
     """
 
     costs: CostCurve
@@ -113,6 +114,7 @@ class Threshold:
     foresees: ClassVar[bool] = False
 
     def __post_init__(self):
+        check_number(self.least, "least")
         if not 0 <= self.least <= 1:
             raise ValueError(f"least is {self.least}; a probability of acceptance lies in [0, 1]")
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from sdjax.core.checks import as_integer
 from sdjax.core.types import Committed, Context, Draft, Law
 from sdjax.drafters.base import check_length
 from sdjax.targets.decoder import Decoder, Tap
@@ -33,6 +34,8 @@ class NGram:
     is_chain: ClassVar[bool] = True
 
     def __post_init__(self):
+        for size in ("longest", "shortest", "window"):
+            as_integer(getattr(self, size), size)
         if not 1 <= self.shortest <= self.longest:
             raise ValueError(f"n-gram sizes must satisfy 1 ≤ shortest ≤ longest; got {self.shortest} and {self.longest}")
         check_length(self.length)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Chip:
     """HBM in bytes, of which the compiler refuses to use more, and in bytes/s, peak bfloat16 FLOP/s, and the clock in Hz.
 
-    A chip of v5e or v6e is sold as one of 16 or 32 GiB, of which a quarter or three quarters are kept from programs.
+    A chip of v5e or v6e is sold as one of 16 or 32 GiB, of which 0.25 or 0.75 GiB are kept from programs.
 
     Clocks are not published: they follow from the peak and the matrix units (4 of 128 × 128 on v5e, two cores of them
     on v5p, 2 of 256 × 256 on v6e).

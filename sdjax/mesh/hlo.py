@@ -61,7 +61,8 @@ class Instruction:
     @property
     def results(self) -> tuple[Shape, ...]:
         """What an exchange makes: several arrays where the compiler has joined exchanges. Of one that begins here and ends
-        elsewhere, what it is given comes first, and marks of its state last; only an all-reduce writes its result alone.
+        elsewhere, what it is given comes first, and behind a permute's result marks of its state; an all-reduce
+        writes its result alone.
         """
         if self.op == "collective-permute-start":
             return self.shapes[1:2]

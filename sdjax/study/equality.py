@@ -51,7 +51,7 @@ class Mismatch:
         kind = "FAILURE" if self.fails else "near-tie"
         return (
             f"{kind}: {self.method} T={self.temperature:g} on {self.prompt}, turn {self.turn + 1}: new token {self.position} "
-            f"is {self.found}, plain decoding's is {self.expected}, which led by {self.gap:.2g} logits"
+            f"is {self.found}, plain decoding's is {self.expected}; logits that move by {self.gap:.2g} exchange them"
         )
 
 

@@ -1,7 +1,7 @@
 """What is compared: named methods (a drafter and a rule), and the laws that they sample from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -11,6 +11,7 @@ from sdjax.decode.place import params_shardings
 from sdjax.decode.state import Loop, Params
 from sdjax.mesh.layout import Layout
 from sdjax.mesh.place import lay_out
+from sdjax.targets.decoder import Decoder
 from sdjax.targets.load import Model, load
 from sdjax.train.saved import CONFIG, is_saved, load_drafter
 from sdjax.verify.walk import Walk
@@ -141,14 +142,20 @@ def with_weights(name: str, method: Method, model: Model) -> tuple[Any, Params]:
         raise ValueError(f"method {name!r} names neither a drafter nor, by weights ({method.weights!r}), a saved one")
     if not method.weights:
         if method.drafter.specs(model.target):
-            raise ValueError(f"method {name!r} needs weights; give methods.{name}.weights a saved drafter, or a draft model")
+            model_too = ", or a draft model" if takes_a_model(method.drafter) else ""
+            raise ValueError(f"method {name!r} needs weights; give methods.{name}.weights a saved drafter{model_too}")
         return method.drafter, Params(model.params, {})
     kind = type(method.drafter).__name__
     unsaved = f"method {name!r}: {method.weights!r} is no saved drafter (no {CONFIG} there)"
-    if "model" not in {field.name for field in fields(method.drafter)}:
+    if not takes_a_model(method.drafter):
         raise ValueError(f"{unsaved}, and {kind} takes no other weights: train it, or give methods.{name}.weights its folder")
     try:
         draft = load(method.weights, model.target.precision)
     except ValueError as error:
         raise ValueError(f"{unsaved}, and as a draft model for {kind} it cannot be loaded either: {error}") from error
     return replace(method.drafter, model=draft.target), Params(model.params, draft.params)
+
+
+def takes_a_model(drafter: Any) -> bool:
+    """Whether it drafts by an independent model, which `weights` may bring."""
+    return isinstance(getattr(drafter, "model", None), Decoder)

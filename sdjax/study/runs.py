@@ -72,18 +72,24 @@ class Record:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run; `open_run` makes or resumes it. In a pod the first process alone reads and writes it."""
+    """The folder of one run; `open_run` makes or resumes it. In a pod the first process alone reads and writes it.
+
+    `config` is what `open_run` has left in config.json: where another run has put its own there since, nothing is added.
+    """
 
     path: Path
+    config: Any = None
 
     @property
     def results(self) -> Path:
         return self.path / "results.jsonl"
 
     def append(self, records: Sequence[Record]) -> None:
-        """Adds whole lines in one write, and waits until they are on the disk."""
+        """Adds whole lines in one write, and waits until they are on the disk; ValueError where the folder is another run's."""
         if not speaks():
             return
+        if self.load_here("config.json", None) != self.config:
+            raise ValueError(f"a run of another config has taken {self.path} since this one began; take another --name")
         lines = "".join(json.dumps(record.to_json(), ensure_ascii=False) + "\n" for record in records)
         with self.results.open("ab", buffering=0) as file:
             file.write(lines.encode())
@@ -116,8 +122,12 @@ class RunFolder:
 
     def load(self, name: str, default: Any) -> Any:
         """What `write` wrote, or the default."""
+        return told_by_first(self.load_here(name, default))
+
+    def load_here(self, name: str, default: Any) -> Any:
+        """What this process sees of it."""
         path = self.path / name
-        return told_by_first(json.loads(path.read_text()) if speaks() and path.exists() else default)
+        return json.loads(path.read_text()) if speaks() and path.exists() else default
 
 
 def telling_differences(known: Any, wanted: Any) -> str:
@@ -145,4 +155,4 @@ def open_run(path: Path, resolved: dict[str, Any]) -> RunFolder:
         if speaks():
             (path / "costs.json").unlink(missing_ok=True)  # those of the other config
     folder.write("config.json", resolved)
-    return folder
+    return RunFolder(path, folder.load_here("config.json", None))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sdjax.core.checks import as_integer
 from sdjax.trees.acceptance import check_rates
 from sdjax.trees.sequoia import capacity, expected_curve, sequoia_tree
 from sdjax.trees.tree import Tree
@@ -36,7 +37,7 @@ class CostCurve:
             raise ValueError(f"the cost curve's widths are {self.tokens}; they must increase from 1 or more tokens")
         if min(self.verify) <= 0 or self.draft < 0 or not np.isfinite([*self.verify, self.draft]).all():
             raise ValueError(f"times must be positive (draft ≥ 0) and finite; got verify {self.verify}, draft {self.draft}")
-        if self.groups < 1:
+        if as_integer(self.groups, "groups") < 1:
             raise ValueError(f"groups is {self.groups}; a machine's chips are one group or more")
 
     @classmethod

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from sdjax.core.sampling import Warp
-from sdjax.decode.schedule import Delayed, Fixed
+from sdjax.decode.schedule import Delayed, Fixed, Threshold
 from sdjax.decode.state import Loop
 from sdjax.drafters.ngram import NGram
 from sdjax.drafters.no_draft import NoDraft
 from sdjax.trees.dynamic import DynamicTree
+from sdjax.trees.hardware import CostCurve
 from sdjax.verify.walk import Walk
 from tests.decode.confident import linear_costs
 from tests.tiny import TARGET
@@ -35,6 +36,10 @@ loop = partial(Loop, TARGET, NoDraft(), Walk())
         (lambda: DynamicTree(3, 8.0, 2), r"nodes is 8\.0; it must be an integer"),
         (lambda: DynamicTree(3, 8, 2.0), r"width is 2\.0; it must be an integer"),
         (lambda: NGram(4.0), r"length is 4\.0; it must be an integer"),
+        (lambda: NGram(longest=2.5), r"longest is 2\.5; it must be an integer"),
+        (lambda: NGram(window=2.5), r"window is 2\.5; it must be an integer"),
+        (lambda: Threshold(None), "least is None; it must be a number"),
+        (lambda: CostCurve((1,), (1.0,), 0.0, groups=1.5), r"groups is 1\.5; it must be an integer"),
     ],
 )
 def test_wrong_types_are_named(make, says):

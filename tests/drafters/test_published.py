@@ -251,6 +251,9 @@ def test_taps_in_a_flat_config():
     assert taps(eagle_config={"layer_ids": [2, 4, 6], "eagle_aux_hidden_state_layer_ids": [2, 4, 6]}) == (1, 3, 5)
     found = read("eagle3", made, eagle_config={"layer_ids": [1, 3, 4]})
     assert not any("no layer ids are given" in note for note in found.notes)
+    for inner in ({"layer_ids": 7}, {"eagle_aux_hidden_state_layer_ids": 5}):
+        with pytest.raises(ValueError, match=r"layer ids are [57]; they must be a list"):
+            taps(eagle_config=inner)
     with pytest.raises(ValueError, match=r"names different states.*eagle_config\.layer_ids"):
         taps(eagle_config={"layer_ids": [1, 3, 4]}, eagle_aux_hidden_state_layer_ids=[2, 4, 5])
     with pytest.raises(ValueError, match=r"fc.weight has shape \[8, 24\], expected \[8, 32\]"):
@@ -321,7 +324,8 @@ def test_forged_configs_keep_settings_of_their_targets():
     """SpecForge's of Qwen targets: windows that are switched off, and a tie that the head's own lm_head contradicts."""
     made = written("eagle3", PAPER)
     off = {"max_window_layers": 36, "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True}
-    for changes in (off, off | {"sliding_window": 131072, "tie_word_embeddings": False}, {"max_window_layers": 64}):
+    wide = off | {"sliding_window": 131072, "tie_word_embeddings": False}
+    for changes in (off, wide, {"max_window_layers": 64}, {"layer_types": ["full_attention"]}):
         found = read("eagle3", made, **changes)
         assert found.drafter == PAPER and same(found.params, params_of(PAPER))
         tied = [note for note in found.notes if "tie_word_embeddings is true, but lm_head.weight is there" in note]

@@ -11,6 +11,7 @@ from experiments.decode import main
 from sdjax.drafters.draft_model import DraftModel
 from sdjax.drafters.medusa import Medusa
 from sdjax.drafters.no_draft import NoDraft
+from sdjax.drafters.specdiff2 import SpecDiff2
 from sdjax.mesh.layout import TRAIN
 from sdjax.study.methods import Method, Sampling, arms
 from sdjax.study.prompts import Prompts, load_prompts
@@ -170,6 +171,16 @@ def test_the_first_method_must_be_plain(tmp_path):
 def test_weights_for_a_drafter_that_takes_none(tmp_path):
     with pytest.raises(ValueError, match=r"method 'plain': 'nothing' is no saved drafter .* NoDraft takes no other weights"):
         arms({"plain": Method(config(tmp_path).methods["plain"].drafter, weights="nothing")}, Sampling(), model(), 16)
+
+
+def test_a_drafter_with_a_model_of_its_own_making_takes_no_other(tmp_path):
+    """SpecDiff-2's is a small diffusion model: a decoder in its place ended in a traceback."""
+    for weights, says in (
+        ("", "give methods.own.weights a saved drafter$"),
+        (str(tmp_path), "SpecDiff2 takes no other weights"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            arms({"plain": Method(NoDraft()), "own": Method(SpecDiff2.tiny(TARGET), weights=weights)}, Sampling(), model(), 16)
 
 
 def test_a_drafter_that_is_not_trained_yet_is_named_with_its_method(tmp_path):

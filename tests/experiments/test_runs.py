@@ -113,6 +113,17 @@ def test_results_without_config_are_refused(tmp_path):
         open_run(tmp_path, {})
 
 
+def test_two_runs_do_not_mix_in_one_folder(tmp_path):
+    """A folder without results is nobody's yet: while one run compiles, another may take it."""
+    steps = Steps(*(np.arange(i, i + 3) for i in range(5)))
+    records = [Record("m", 0.7, "p", 1, "c", 5, [1, 2], [3, 4], steps, 0.1, 0.2, "")]
+    first, second = open_run(tmp_path, {"a": 1}), open_run(tmp_path, {"a": 2})
+    with pytest.raises(ValueError, match=r"a run of another config has taken .* since this one began"):
+        first.append(records)
+    second.append(records)
+    assert len(second.read()) == 1
+
+
 def test_a_damaged_line_is_named(tmp_path):
     folder = open_run(tmp_path, {})
     folder.results.write_text('{"method": "plain"}\n')

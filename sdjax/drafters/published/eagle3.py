@@ -24,7 +24,7 @@ from sdjax.drafters.published.base import (
     take,
 )
 from sdjax.drafters.published.settings import flag, layer_from_config, layer_to_config, refuse_unknown, whole
-from sdjax.drafters.published.taps import Counting, default_taps, ids_of, taps_from
+from sdjax.drafters.published.taps import Counting, as_list, default_taps, ids_of, taps_from
 from sdjax.drafters.published.vocabulary import from_offsets, to_offsets, without_offsets
 from sdjax.targets.decoder import Decoder, Tap
 
@@ -78,6 +78,8 @@ def as_llama(shape: Config) -> Config:
         raise ValueError("config.json: use_sliding_window is true; a head's layer sees all positions here")
     off = shape.get("use_sliding_window") is False  # without that switch a width may well be meant
     inert = {"max_window_layers", "use_sliding_window"} | ({"sliding_window"} if off else set())
+    if set(shape.get("layer_types") or ()) <= {"full_attention"}:
+        inert |= {"layer_types"}
     return {key: value for key, value in shape.items() if key not in inert} | {"architectures": ["LlamaForCausalLM"]}
 
 
@@ -118,7 +120,7 @@ def taps_from_config(config: Mapping[str, Any], layers: int, notes: list[str]) -
     if config.get(IDS) is not None:
         found[IDS] = taps_from(config[IDS], "input", layers)
     if nested.get(IDS) is not None:
-        counting: Counting = "output" if list(nested[IDS])[:1] == [1] else "input"
+        counting: Counting = "output" if as_list(nested[IDS])[:1] == [1] else "input"
         found[f"{INNER}.{IDS}"] = taps_from(nested[IDS], counting, layers)
         notes.append(f"{INNER}'s layer ids {nested[IDS]} are {counting}s of layers, by SGLang's rule")
     if nested.get(INNER_IDS) is not None:

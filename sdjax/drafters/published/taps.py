@@ -5,7 +5,7 @@ SGLang), the output of layer i (SpecForge), and entry i + 1 of transformers' `hi
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from sdjax.drafters.eagle3 import published_taps
 from sdjax.targets.decoder import Tap
@@ -16,7 +16,7 @@ Counting = Literal["input", "output", "hidden_states"]
 def taps_from(ids: Sequence[int], counting: Counting, layers: int) -> tuple[Tap, ...]:
     """Published ids as ours; ValueError for one that the target lacks, or that stands twice."""
     first, last = (0, layers - 1) if counting == "output" else (0, layers)
-    for i in ids:
+    for i in as_list(ids):
         if isinstance(i, bool) or not isinstance(i, int) or not first <= i <= last:
             raise ValueError(f"layer id {i!r} is none of a target with {layers} layers: they run from {first} to {last}")
     if len(set(ids)) < len(ids) or not ids:
@@ -26,6 +26,13 @@ def taps_from(ids: Sequence[int], counting: Counting, layers: int) -> tuple[Tap,
     if counting == "hidden_states" and layers in ids:
         return tuple("final" if i == layers else from_input(i) for i in ids)
     return tuple(map(from_input, ids))
+
+
+def as_list(ids: Any) -> list[Any]:
+    """A config's ids; ValueError where they are no list."""
+    if not isinstance(ids, list | tuple):
+        raise ValueError(f"layer ids are {ids!r}; they must be a list")
+    return list(ids)
 
 
 def ids_of(taps: Sequence[Tap], counting: Counting, layers: int) -> list[int]:
