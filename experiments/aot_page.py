@@ -19,17 +19,17 @@ a TPU). None was measured on hardware.**
 
 All figures are those of one chip. Memory is what the compiler lets programs have, and what the two programs of `generate`
 allocate, the decode loop and prefill (a chunk of 128 tokens a sequence behind as many cache rows); while caches grow, by
-doubling, the smaller ones are there beside them, which is seen to fit, too. FLOPs and bytes are those of one draft-verify
-step; a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler expects of its
+doubling, the smaller ones are there beside them, which is seen to fit, too. FLOPs and bytes are those of one draft-verify step;
+a loop inside of it is counted once. A step's time is the longer of two: the cycles that the compiler expects of its
 instructions, a draft's loops as often as they run, without transfers between chips and those from HBM that run beside; and
-reading weights and caches from HBM once. It is a lower bound more than a forecast. Every case is asked to keep what
-`sdjax.study.promises` says: no parameter, cache or array of the vocabulary's size moves between chips, no cache is copied, the
-state is updated in place, the target's pass has at most two exchanges a layer and four more, and where a case fits, a tenth of
-the memory is free. Prefill keeps to the same, but for its exchanges, which are not counted, and a drafter's small state, which
-is put back where it leaves it elsewhere. Where kv heads do not divide over the chips of a group, each has the whole cache; XLA
-splits it while the loop runs, and makes it whole again behind it, once a call. "Written back" are caches of few rows that the
-compiler brings into the core's memory to be read, changes there, and writes to HBM whole beside other work: at most a fifth of
-what a step reads.
+reading weights and caches from HBM once. It is a lower bound more than a forecast, and changes of the code that compute the
+same have moved one by a tenth. Every case is asked to keep what `sdjax.study.promises` says: no parameter, cache or array of
+the vocabulary's size moves between chips, no cache is copied, the state is updated in place, the target's pass has at most two
+exchanges a layer and four more, and where a case fits, a tenth of the memory is free. Prefill keeps to the same, but for its
+exchanges, which are not counted, and a drafter's small state, which is put back where it leaves it elsewhere. Where kv heads do
+not divide over the chips of a group, each has the whole cache; XLA splits it while the loop runs, and makes it whole again
+behind it, once a call. "Written back" are caches of few rows that the compiler brings into the core's memory to be read,
+changes there, and writes to HBM whole beside other work: at most a fifth of what a step reads.
 """
 COLUMNS = (
     "target",
