@@ -1,6 +1,6 @@
 """Compiles decoding for TPUs that are not here, and says what their compiler answers: memory, collectives, time of a step.
 
-    python -m experiments.aot                                                         all of it: half an hour
+    python -m experiments.aot                                                         all of it: forty minutes on two cores
     python -m experiments.aot --config configs/aot/llama31_8b.py --topology v5e:2x4 --case plain   some of one
     python -m experiments.aot --only curves                                           what wider passes cost
     python -m experiments.aot --only attention                                        forms of attention compared
