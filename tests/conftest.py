@@ -34,10 +34,23 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(cls.__name__ if cls else item.path.name))
 
 
+def mappings() -> int:
+    """The memory mappings of this process, of which Linux allows 65,530; beyond them XLA dies while it compiles."""
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_mappings():
-    """Drops compiled programs behind a file when they hold many memory mappings: Linux allows a process 65,530 of them."""
+    """Drops compiled programs behind a file when they hold many mappings."""
     yield
-    mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > 30_000:
+    if mappings() > 30_000:
+        jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def few_mappings_within_a_file():
+    """As `few_mappings`, later: what a file's tests share is compiled again."""
+    yield
+    if mappings() > 45_000:
         jax.clear_caches()

@@ -7,6 +7,7 @@ of write, train and decode, with commas.
 """
 
 import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,15 @@ def compare(folder: Path, checkpoints: str, mesh: MeshConfig) -> None:
     assert decode(compared, load_prompts(prompts), letters()) == 0
 
 
+def only_python_speaks() -> None:
+    """What is printed goes where it went; what native code writes there is dropped.
+
+    Gloo greets from several threads at once, so that its lines are mixed and cannot be told from ours.
+    """
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def letters() -> Model:
     return model()._replace(name="letters")
 
@@ -74,6 +84,7 @@ PARTS = {"write": write, "train": learn, "decode": compare}
 
 
 if __name__ == "__main__":
+    only_python_speaks()
     join_pod()
     logging.getLogger("absl").setLevel(logging.ERROR)
     jax.config.update("jax_default_matmul_precision", "float32")
