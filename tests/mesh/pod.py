@@ -7,7 +7,6 @@ of write, train and decode, with commas.
 """
 
 import logging
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from sdjax.train.optimiser import Optimiser
 from sdjax.train.recipe import Cadence
 from tests.experiments import tiny_rollout
 from tests.experiments.tiny_model import model
+from tests.mesh.native import only_python_speaks
 from tests.tiny import TARGET
 
 STEPS = 20
@@ -65,15 +65,6 @@ def compare(folder: Path, checkpoints: str, mesh: MeshConfig) -> None:
     prompts = Prompts(text=("hello hello hel", "abc abc", "what is it?", "a"))
     compared = DecodeConfig("compared", methods, prompts, Sampling((1.0,)), decode=decoding, mesh=mesh, runs=str(folder))
     assert decode(compared, load_prompts(prompts), letters()) == 0
-
-
-def only_python_speaks() -> None:
-    """What is printed goes where it went; what native code writes there is dropped.
-
-    Gloo greets from several threads at once, so that its lines are mixed and cannot be told from ours.
-    """
-    sys.stdout = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def letters() -> Model:
