@@ -88,8 +88,7 @@ class RunFolder:
         """Adds whole lines in one write, and waits until they are on the disk; ValueError where the folder is another run's."""
         if not speaks():
             return
-        if self.load_here("config.json", None) != self.config:
-            raise ValueError(f"a run of another config has taken {self.path} since this one began; take another --name")
+        self.check_ours()
         lines = "".join(json.dumps(record.to_json(), ensure_ascii=False) + "\n" for record in records)
         with self.results.open("ab", buffering=0) as file:
             file.write(lines.encode())
@@ -115,9 +114,15 @@ class RunFolder:
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{self.results}, line {number} is damaged ({error!r}); remove the line to redo it") from error
 
+    def check_ours(self) -> None:
+        """ValueError where another run has taken the folder."""
+        if self.load_here("config.json", None) != self.config:
+            raise ValueError(f"a run of another config has taken {self.path} since this one began; take another --name")
+
     def write(self, name: str, value: Any) -> None:
-        """Writes a JSON file: never seen half-written."""
+        """Writes a JSON file: never seen half-written; ValueError where the folder is another run's."""
         if speaks():
+            self.check_ours()
             write_json(self.path / name, value)
 
     def load(self, name: str, default: Any) -> Any:
@@ -154,5 +159,6 @@ def open_run(path: Path, resolved: dict[str, Any]) -> RunFolder:
             raise ValueError(f"{path} holds a run of another config ({changes}); take another --name, or remove the folder")
         if speaks():
             (path / "costs.json").unlink(missing_ok=True)  # those of the other config
-    folder.write("config.json", resolved)
+    if speaks():
+        write_json(path / "config.json", resolved)
     return RunFolder(path, folder.load_here("config.json", None))

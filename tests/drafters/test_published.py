@@ -334,6 +334,9 @@ def test_forged_configs_keep_settings_of_their_targets():
         read("eagle3", made, **off | {"use_sliding_window": True, "sliding_window": 4096})
     with pytest.raises(ValueError, match="sliding_window=4096 is not known"):
         read("eagle3", made, sliding_window=4096)
+    for kinds in (5, True, [["full_attention"]]):
+        with pytest.raises(ValueError, match=r"layer_types=.* is not known"):
+            read("eagle3", made, layer_types=kinds)
     with pytest.raises(ValueError, match="max_window_layers=36 is not known"):
         read("eagle3", made, **off, architectures=["LlamaForCausalLM"])
     bare = {name: found for name, found in made.tensors.items() if name != "lm_head.weight"}

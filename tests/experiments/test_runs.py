@@ -120,6 +120,9 @@ def test_two_runs_do_not_mix_in_one_folder(tmp_path):
     first, second = open_run(tmp_path, {"a": 1}), open_run(tmp_path, {"a": 2})
     with pytest.raises(ValueError, match=r"a run of another config has taken .* since this one began"):
         first.append(records)
+    with pytest.raises(ValueError, match=r"a run of another config has taken .* since this one began"):
+        first.write("costs.json", {})
+    assert second.load("costs.json", None) is None
     second.append(records)
     assert len(second.read()) == 1
 

@@ -78,7 +78,8 @@ def as_llama(shape: Config) -> Config:
         raise ValueError("config.json: use_sliding_window is true; a head's layer sees all positions here")
     off = shape.get("use_sliding_window") is False  # without that switch a width may well be meant
     inert = {"max_window_layers", "use_sliding_window"} | ({"sliding_window"} if off else set())
-    if set(shape.get("layer_types") or ()) <= {"full_attention"}:
+    kinds = shape.get("layer_types") or []
+    if isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds):
         inert |= {"layer_types"}
     return {key: value for key, value in shape.items() if key not in inert} | {"architectures": ["LlamaForCausalLM"]}
 
